@@ -1,0 +1,134 @@
+"""Static buffers of one (key, batch bucket, branch): a request's inputs and what encode made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from phyai.errors import PluginContractError
+from phyai.types import BufferSpec, Key, Prepared
+
+
+class Allocator(Protocol):
+    """What a Cache needs of the memory service."""
+
+    def allocate(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, zero: bool = True
+    ) -> Tensor: ...
+
+    def release(self, prefix: str) -> int: ...
+
+
+@dataclass
+class CacheInputs:
+    """Static copies of ``Prepared.tensors``, padded to the batch bucket."""
+
+    tensors: dict[str, Tensor]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors
+
+    def get(self, name: str) -> Tensor | None:
+        return self.tensors.get(name)
+
+
+class Cache:
+    """Buffers by name; never grows, never subclassed.
+
+    Shapes: every buffer declared with ``rows=True`` is [capacity, *spec.shape].
+    ``rows`` is how many of them the current batch uses, ``plan`` what the adapter's conditioning
+    computed on the host for this batch (index lists, lengths). Read-only inside the solver loop,
+    except for scratch buffers and taps.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        key: Key,
+        capacity: int,
+        spec: Mapping[str, BufferSpec],
+        memory: Allocator,
+        device: torch.device,
+        branch: str = "cond",
+    ) -> None:
+        self.name, self.key, self.capacity, self.branch = name, key, capacity, branch
+        self.device = device
+        self.rows = 0
+        self.plan: Any = None
+        self.inputs = CacheInputs({})
+        self._memory = memory
+        self._spec = dict(spec)
+        self._buffers: dict[str, Tensor] = {}
+        for buffer, wanted in self._spec.items():
+            shape = (capacity, *wanted.shape) if wanted.rows else wanted.shape
+            self._buffers[buffer] = memory.allocate(f"{name}/{buffer}", shape, wanted.dtype)
+        self.rows_valid = memory.allocate(f"{name}/rows_valid", (capacity,), torch.bool)
+
+    def __getitem__(self, name: str) -> Tensor:
+        try:
+            return self._buffers[name]
+        except KeyError:
+            raise PluginContractError(
+                f"cache buffer must be declared in the CacheSpec; got {name!r}. "
+                f"Declared: {', '.join(sorted(self._buffers)) or 'none'}."
+            ) from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._buffers
+
+    @property
+    def nbytes(self) -> int:
+        tensors = [*self._buffers.values(), *self.inputs.tensors.values()]
+        return sum(t.nbytes for t in tensors)
+
+    def load(self, batch: Prepared) -> None:
+        """Copy a prepared batch into the static inputs; rows past the batch repeat row 0."""
+        if batch.rows > self.capacity:
+            raise PluginContractError(
+                f"batch must fit the cache's {self.capacity} rows; got {batch.rows}."
+            )
+        if not self.inputs.tensors:
+            self._allocate_inputs(batch)
+        if batch.tensors.keys() != self.inputs.tensors.keys():
+            raise PluginContractError(
+                "requests with equal keys must hold the same tensors; got "
+                f"{sorted(batch.tensors)} after {sorted(self.inputs.tensors)}."
+            )
+        for name, source in batch.tensors.items():
+            target = self.inputs.tensors[name]
+            if source.shape[1:] != target.shape[1:] or source.shape[0] != batch.rows:
+                raise PluginContractError(
+                    f"tensor {name!r} must have shape {[batch.rows, *target.shape[1:]]} for this "
+                    f"key; got {list(source.shape)}."
+                )
+            target[: batch.rows].copy_(source)
+            if batch.rows < self.capacity:
+                target[batch.rows :] = target[:1]
+        self.rows = batch.rows
+        self.rows_valid[: batch.rows] = True
+        self.rows_valid[batch.rows :] = False
+        self.reset()
+
+    def reset(self) -> None:
+        """Clear the buffers declared with ``zero=True``."""
+        for name, wanted in self._spec.items():
+            if wanted.zero:
+                self._buffers[name].zero_()
+
+    def close(self) -> None:
+        self._buffers.clear()
+        self.inputs.tensors.clear()
+        self._memory.release(f"{self.name}/")
+
+    def _allocate_inputs(self, batch: Prepared) -> None:
+        for name, tensor in batch.tensors.items():
+            self.inputs.tensors[name] = self._memory.allocate(
+                f"{self.name}/in.{name}", (self.capacity, *tensor.shape[1:]), tensor.dtype
+            )

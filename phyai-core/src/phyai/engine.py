@@ -1,0 +1,260 @@
+"""Engine: what users hold. Construct, step, submit, stats, close."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import os
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from phyai import plugins
+from phyai.adapter import Adapter, AdapterArgs
+from phyai.deployment import DeploymentConfig, resolve_mode
+from phyai.engine_config import EngineConfig
+from phyai.engine_core import EngineCore
+from phyai.errors import ConfigError, EngineUnavailableError
+from phyai.manifest import AdapterManifest
+from phyai.services import Progress, no_progress
+
+log = logging.getLogger("phyai")
+
+Entry = Adapter
+EntryArgs = AdapterArgs
+
+
+@dataclass(frozen=True)
+class EngineArgs:
+    """Which plugin to run, with what arguments, how.
+
+    config=None starts from ``EngineConfig.auto()``; ``PHYAI_*`` variables override either.
+    """
+
+    plugin: str
+    plugin_args: AdapterArgs
+    config: EngineConfig | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.plugin, str):
+            raise TypeError(f"plugin must be a str; got {type(self.plugin).__name__}.")
+        if self.config is not None and not isinstance(self.config, EngineConfig):
+            raise TypeError(f"config must be an EngineConfig; got {type(self.config).__name__}.")
+
+
+@dataclass
+class _Waiting:
+    request: Any
+    future: Future[Any]
+    since: float = field(default_factory=time.perf_counter)
+
+
+class Engine:
+    """Runs one plugin; thread-safe.
+
+    A request is an Observation (-> ActionChunk), a sequence of them (-> list of ActionChunk) or the
+    plugin's own model request (-> model-space tensor).
+
+    >>> from phyai import Engine, EngineArgs, EngineConfig, DeviceConfig        # doctest: +SKIP
+    >>> args = EngineArgs("pi05", PI05Args(checkpoint_dir=folder))              # doctest: +SKIP
+    >>> with Engine(args) as engine:                                            # doctest: +SKIP
+    ...     chunk = engine.step(observation)
+    """
+
+    def __init__(
+        self,
+        args: EngineArgs,
+        *,
+        deployment: DeploymentConfig | None = None,
+        progress: Progress = no_progress,
+    ) -> None:
+        if not isinstance(args, EngineArgs):
+            raise TypeError(f"args must be an EngineArgs; got {type(args).__name__}.")
+        if deployment is not None and not isinstance(deployment, DeploymentConfig):
+            raise TypeError(
+                f"deployment must be a DeploymentConfig; got {type(deployment).__name__}."
+            )
+        self.args = args
+        self.deployment = deployment or DeploymentConfig()
+        self.config = EngineConfig.from_env(args.config)
+        self.mode = resolve_mode(self.deployment, self.config.parallel, os.environ)
+        _check_single(self.deployment, self.config)
+        self._queue: collections.deque[_Waiting] = collections.deque()
+        self._wake = threading.Condition()
+        self._worker: threading.Thread | None = None
+        self._closed = False
+        self._latencies: collections.deque[float] = collections.deque(maxlen=1024)
+        self._done = self._failed = self._running = 0
+        self._core = EngineCore(args.plugin, args.plugin_args, self.config, progress=progress)
+
+    # ------------------------------------------------------------ requests
+
+    def step(self, request: Any) -> Any:
+        """Run one request and return its result.
+
+        Raises: EngineUnavailableError when closed; RequestError for a bad request, after which
+        the engine goes on.
+        """
+        with self._wake:
+            self._check_open()
+            self._running += 1
+        return self._run(request, 0.0)
+
+    def submit(self, request: Any) -> Future[Any]:
+        """Queue one request; never raises for a closed engine, the Future then holds the error.
+
+        The Future can be cancelled until its request starts.
+        """
+        future: Future[Any] = Future()
+        with self._wake:
+            if self._closed:
+                future.set_exception(_closed_error())
+                return future
+            if self._worker is None:
+                self._worker = threading.Thread(
+                    target=self._serve, name="phyai-engine", daemon=True
+                )
+                self._worker.start()
+            self._queue.append(_Waiting(request, future))
+            self._wake.notify()
+        return future
+
+    def _serve(self) -> None:
+        while True:
+            with self._wake:
+                while not self._queue and not self._closed:
+                    self._wake.wait()
+                if not self._queue:
+                    return
+                waiting = self._queue.popleft()
+                if not waiting.future.set_running_or_notify_cancel():
+                    continue
+                self._running += 1
+            try:
+                queued_ms = 1e3 * (time.perf_counter() - waiting.since)
+                waiting.future.set_result(self._run(waiting.request, queued_ms))
+            except BaseException as error:
+                waiting.future.set_exception(error)
+            del waiting
+
+    def _run(self, request: Any, queued_ms: float) -> Any:
+        started = time.perf_counter()
+        try:
+            result = self._core.step(request, queued_ms=queued_ms)
+        except BaseException:
+            with self._wake:
+                self._running -= 1
+                self._failed += 1
+            raise
+        with self._wake:
+            self._running -= 1
+            self._done += 1
+            self._latencies.append(1e3 * (time.perf_counter() - started))
+        return result
+
+    # ------------------------------------------------------------ life cycle
+
+    def setup(self) -> None:
+        """Start managed workers; nothing to do inline. Raises EngineUnavailableError when closed."""
+        self._check_open()
+
+    def close(self) -> None:
+        """Fail what waits, let the running request finish, release everything; idempotent."""
+        with self._wake:
+            if self._closed:
+                return
+            self._closed = True
+            pending, self._queue = list(self._queue), collections.deque()
+            self._wake.notify_all()
+        for waiting in pending:
+            if waiting.future.set_running_or_notify_cancel():
+                waiting.future.set_exception(_closed_error())
+        if self._worker is not None and self._worker is not threading.current_thread():
+            self._worker.join()
+        self._core.close()
+
+    def __enter__(self) -> Engine:
+        self.setup()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_closed", True):
+            return
+        with contextlib.suppress(Exception):
+            self.close()
+
+    # ------------------------------------------------------------ introspection
+
+    @property
+    def adapter(self) -> Adapter:
+        """The running adapter (inline mode)."""
+        return self._core.adapter
+
+    entry = adapter
+
+    @property
+    def core(self) -> EngineCore:
+        return self._core
+
+    def stats(self) -> dict[str, Any]:
+        """Return counts, latency percentiles (ms), memory and graphs, one entry per replica."""
+        with self._wake:
+            latencies = np.array(self._latencies)
+            replica: dict[str, Any] = {
+                "id": 0,
+                "devices": [str(self._core.device)],
+                "state": "closed" if self._closed else "ready",
+                "in_flight": self._running + len(self._queue),
+                "done": self._done,
+                "failed": self._failed,
+                "restarts": 0,
+            }
+        for q in (50, 95, 99):
+            replica[f"p{q}_ms"] = float(np.percentile(latencies, q)) if latencies.size else None
+        replica["memory_bytes"] = self._core.services.memory.nbytes
+        replica["graphs"] = self._core.services.graphs.stats()
+        return {"plugin": self.args.plugin, "mode": self.mode, "replicas": [replica]}
+
+    @staticmethod
+    def register(cls: type[Adapter], manifest: AdapterManifest | None = None) -> type[Adapter]:
+        """Register an adapter class for this process (notebooks); workers need an entry point."""
+        plugins.register(cls, manifest)
+        return cls
+
+    @staticmethod
+    def registered() -> tuple[str, ...]:
+        """Return the ids of discovered and registered adapters, importing none of them."""
+        return plugins.registered()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise _closed_error()
+
+
+def _closed_error() -> EngineUnavailableError:
+    return EngineUnavailableError(
+        "engine must be open to take requests; it is closed. Create a new Engine.",
+        reason="closed",
+    )
+
+
+def _check_single(deployment: DeploymentConfig, config: EngineConfig) -> None:
+    if deployment.replica_count > 1:
+        raise ConfigError(
+            "replica_count must be 1 in this version, which has no replica pool yet; got "
+            f"{deployment.replica_count}. Start one Engine per process instead."
+        )
+    world = config.parallel.infer_replica_world_size()
+    if world > 1:
+        raise ConfigError(
+            "parallel sizes must be 1 in this version, which runs one rank per replica; got a "
+            f"replica of {world} ranks."
+        )

@@ -1,0 +1,211 @@
+"""EngineCore: one rank's life cycle, from the plugin lookup to the last close."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from phyai.adapter import Adapter, AdapterArgs
+from phyai.binding import HookBinder
+from phyai.engine_config import EngineConfig, resolve_device
+from phyai.errors import ConfigError, EngineUnavailableError, PhyaiError
+from phyai.graph import GraphService
+from phyai.kernels import KernelTable
+from phyai.memory import Arena
+from phyai.plugins import find, load_hook_plugins
+from phyai.runner import Runner
+from phyai.scheduler import Scheduler
+from phyai.services import Progress, Services, no_progress
+from phyai.timers import Profile
+from phyai.types import ActionChunk, Media, Observation
+
+if TYPE_CHECKING:
+    from phyai.weights import LoadReport
+
+log = logging.getLogger("phyai")
+
+
+@dataclass(frozen=True)
+class RequestInfo:
+    """What observers are told about a request; never its content."""
+
+    plugin: str
+    rows: int | None = None
+    milliseconds: float | None = None
+    error: str | None = None
+
+
+class EngineCore:
+    """The in-process runtime of one rank.
+
+    Start-up order: plugin and argument types, config, device, threads, services, hooks, adapter
+    load, parts. One request runs at a time (``lock``); ``prepare`` runs outside the lock.
+    """
+
+    def __init__(
+        self,
+        plugin: str,
+        plugin_args: AdapterArgs,
+        config: EngineConfig,
+        *,
+        progress: Progress = no_progress,
+    ) -> None:
+        self.plugin, self.args = plugin, plugin_args
+        record = find(plugin)
+        cls = record.load_class()
+        expected = record.load_args()
+        if not isinstance(plugin_args, expected):
+            raise TypeError(
+                f"plugin_args of plugin {plugin!r} must be {expected.__name__}; "
+                f"got {type(plugin_args).__name__}."
+            )
+        self.manifest = record.manifest
+        self.config = config
+        self.device: torch.device = resolve_device(config)
+        if config.runtime.num_threads is not None:
+            torch.set_num_threads(config.runtime.num_threads)
+        self.lock = threading.Lock()
+        self.closed = False
+        self.load_report: LoadReport | None = None
+        self._runner: Runner | None = None
+        self._adapter: Adapter | None = None
+        manager = load_hook_plugins()
+        self.services = Services(
+            graphs=GraphService(_graph_backend(config, self.device), self.device),
+            kernels=KernelTable(),
+            memory=Arena(self.device, config.runtime.memory_budget_bytes),
+            profile=Profile(self.device),
+            device=self.device,
+            dtype=config.device.params_dtype,
+            progress=progress,
+        )
+        for rows in manager.hook.phyai_kernels():
+            self.services.kernels.add(rows)
+        try:
+            started = time.perf_counter()
+            self._adapter = cls(plugin_args, config, self.services)
+            self.load_report = self._adapter.load()
+            self.binder = HookBinder(manager, record, self._adapter, self.services)
+            self._runner = Runner(
+                self._adapter,
+                self.services,
+                self.binder,
+                Scheduler(max_rows(plugin_args), self.services.graphs.static_shapes),
+                config.runtime.max_live_caches,
+            )
+            self._notify = {
+                name: self.binder.observers(name)
+                for name in (
+                    "phyai_engine_ready",
+                    "phyai_request_started",
+                    "phyai_request_finished",
+                    "phyai_engine_closing",
+                )
+            }
+        except BaseException:
+            self.close()
+            raise
+        log.info(
+            "plugin %s ready in %.2f s on %s", plugin, time.perf_counter() - started, self.device
+        )
+        self._notify["phyai_engine_ready"](RequestInfo(plugin))
+
+    @property
+    def adapter(self) -> Adapter:
+        if self._adapter is None:
+            raise EngineUnavailableError("engine is closed. Create a new Engine.", reason="closed")
+        return self._adapter
+
+    @property
+    def runner(self) -> Runner:
+        if self._runner is None:
+            raise EngineUnavailableError("engine is closed. Create a new Engine.", reason="closed")
+        return self._runner
+
+    def step(self, request: Any, *, queued_ms: float = 0.0) -> Any:
+        """Run one request; see ``Engine.step``."""
+        self._notify["phyai_request_started"](RequestInfo(self.plugin))
+        started = time.perf_counter()
+        rows: int | None = None
+        try:
+            prepared = self.adapter.prepare(request)
+            rows = prepared.rows
+            prepare_ms = 1e3 * (time.perf_counter() - started)
+            waiting = time.perf_counter()
+            with self.lock:
+                queued_ms += 1e3 * (time.perf_counter() - waiting)
+                runner = self.runner
+                self.services.profile.timers.reset()
+                result = runner.run(prepared)
+                timing = {"queue": queued_ms, "prepare": prepare_ms}
+                timing.update(self.services.profile.timers.collect())
+            timing["total"] = queued_ms + 1e3 * (time.perf_counter() - started)
+        except BaseException as error:
+            self._notify["phyai_request_finished"](
+                RequestInfo(self.plugin, rows, 1e3 * (time.perf_counter() - started), repr(error))
+            )
+            raise
+        self._notify["phyai_request_finished"](RequestInfo(self.plugin, rows, timing["total"]))
+        return _with_timing(request, result, timing, prepared.meta is not None)
+
+    def close(self) -> None:
+        """Release everything; every step runs, the first error is raised at the end."""
+        with self.lock:
+            if self.closed:
+                return
+            self.closed = True
+            runner, adapter = self._runner, self._adapter
+            self._runner = self._adapter = None
+        errors: list[BaseException] = []
+        steps: list[Callable[[], Any]] = []
+        if runner is not None:
+            steps += [
+                lambda: self._notify["phyai_engine_closing"](RequestInfo(self.plugin)),
+                runner.close,
+            ]
+        if adapter is not None:
+            steps.append(adapter.close)
+        steps += [self.services.graphs.close, lambda: self.services.memory.release("")]
+        for step in steps:
+            try:
+                step()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+
+def max_rows(args: AdapterArgs) -> int:
+    """Return the adapter's max_batch_size, 1 when it has no such argument."""
+    return int(getattr(args, "max_batch_size", 1))
+
+
+def _graph_backend(config: EngineConfig, device: torch.device) -> Any:
+    backend = config.runtime.graph_backend
+    if backend != "auto":
+        if backend == "cuda" and device.type != "cuda":
+            raise ConfigError(
+                f"runtime.graph_backend 'cuda' needs a CUDA device; got {str(device)!r}. "
+                "Use 'auto', 'eager' or 'inductor'."
+            )
+        return backend
+    return "cuda" if device.type == "cuda" and config.runtime.use_cuda_graph else "eager"
+
+
+def _with_timing(request: Any, result: Any, timing: Mapping[str, float], decoded: bool) -> Any:
+    """Put the stage timing into decoded results; a lone Observation gets a lone result."""
+    if not decoded:
+        return result
+    rows = [
+        replace(row, timing=dict(timing)) if isinstance(row, (ActionChunk, Media)) else row
+        for row in result
+    ]
+    if len(rows) == 0:
+        raise PhyaiError("output.decode must return one result per row; got none.")
+    return rows[0] if isinstance(request, Observation) else rows

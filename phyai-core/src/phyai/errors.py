@@ -1,0 +1,130 @@
+"""Every error PhyAI raises on purpose.
+
+PhyaiError
+├── ConfigError (ValueError)            a setting, file or topology that cannot work
+├── MissingDependency (ImportError)     an optional package is not installed; names the extra
+├── PluginError                         discovery or binding of a plugin
+│   ├── PluginNotFound (ValueError)     no such plugin id
+│   └── PluginContractError             the plugin breaks a rule of the contract
+├── CheckpointError                     a checkpoint that cannot be loaded as it is
+│   ├── CheckpointNotFound              no such folder, file or hub repository
+│   ├── MissingTensors                  required tensors are absent
+│   ├── UnexpectedTensors               tensors nobody asked for
+│   └── ShapeMismatch                   a tensor of another shape than the model's
+├── RequestError (ValueError)           one bad request; the engine goes on
+│   └── SessionLost                     the session's state is gone; start a new one
+├── CapacityError                       a limit of memory or of a pool
+│   └── StaticCacheError                a static cache is full
+├── EngineUnavailableError (RuntimeError)  closed, starting, dead or poisoned; see ``.reason``
+├── ActionRejected                      a computed action was blocked before it left
+├── WeightUpdateError (RuntimeError)    an online weight update went wrong
+├── KernelUnavailable                   no implementation of an op fits the facts
+└── CudaGraphError (RuntimeError)       misuse of a captured graph
+
+Message form: ``<thing> <rule>; got <value>. <what to do>.``
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Literal
+
+UnavailableReason = Literal["closed", "starting", "worker_died", "wrong_mode", "poisoned"]
+
+
+class PhyaiError(Exception):
+    """Base of all PhyAI errors."""
+
+
+class ConfigError(PhyaiError, ValueError):
+    """A setting, file or topology that cannot work."""
+
+
+class MissingDependency(PhyaiError, ImportError):
+    """An optional package is not installed; the message names what to install."""
+
+
+class PluginError(PhyaiError):
+    """Discovery or binding of a plugin failed."""
+
+
+class PluginNotFound(PluginError, ValueError):
+    """No installed plugin has this id."""
+
+
+class PluginContractError(PluginError):
+    """A plugin breaks a rule of the adapter or hook contract."""
+
+
+class CheckpointError(PhyaiError):
+    """A checkpoint that cannot be loaded as it is."""
+
+
+class CheckpointNotFound(CheckpointError):
+    """No such folder, file or hub repository."""
+
+
+class MissingTensors(CheckpointError):
+    """Required tensors are absent from the checkpoint."""
+
+
+class UnexpectedTensors(CheckpointError):
+    """The checkpoint holds tensors that no parameter claims."""
+
+
+class ShapeMismatch(CheckpointError):
+    """A tensor's shape differs from its parameter's."""
+
+
+class RequestError(PhyaiError, ValueError):
+    """One request is invalid; nothing was computed and the next request works."""
+
+
+class SessionLost(RequestError):
+    """The session's state is gone (evicted, expired, replica died); open a new session."""
+
+
+class CapacityError(PhyaiError):
+    """A limit of memory or of a pool was reached."""
+
+
+class StaticCacheError(CapacityError):
+    """A static cache has no room left."""
+
+
+class EngineUnavailableError(PhyaiError, RuntimeError):
+    """The engine cannot take requests; ``reason`` says why."""
+
+    def __init__(self, message: str, *, reason: UnavailableReason) -> None:
+        super().__init__(message)
+        self.reason: UnavailableReason = reason
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_unavailable, (self.args[0], self.reason))
+
+
+def _rebuild_unavailable(message: str, reason: UnavailableReason) -> EngineUnavailableError:
+    return EngineUnavailableError(message, reason=reason)
+
+
+class ActionRejected(PhyaiError):
+    """A computed action was non-finite or blocked by a validator, and did not leave."""
+
+
+class WeightUpdateError(PhyaiError, RuntimeError):
+    """An online weight update was misused or failed."""
+
+
+class KernelUnavailable(PhyaiError):
+    """No implementation of an op fits the device, dtype and shape."""
+
+
+class CudaGraphError(PhyaiError, RuntimeError):
+    """A captured graph was misused (replay before capture, wrong shape, ...)."""
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """Return `` Did you mean 'x'?`` for the closest choice, or an empty string."""
+    close = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.6)
+    return f" Did you mean {close[0]!r}?" if close else ""

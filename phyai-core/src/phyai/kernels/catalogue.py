@@ -1,0 +1,41 @@
+"""The built-in rows of the op table."""
+
+from __future__ import annotations
+
+from phyai.kernels import cpu, reference
+from phyai.kernels.registry import FLOATS, GENERAL, REFERENCE, KernelRow
+
+_TORCH_OPS = (
+    "linear",
+    "rms_norm",
+    "ada_rms_norm",
+    "gated_residual",
+    "layer_norm",
+    "gelu_tanh",
+    "gelu_tanh_mul",
+    "silu",
+    "rope_cos_sin",
+    "apply_rope",
+    "attention",
+    "kv_write",
+)
+
+
+def _reference_row(op: str) -> KernelRow:
+    name = "eager.attention" if op == "attention" else f"torch.{op}"
+    dtypes = ("*",) if op == "kv_write" else FLOATS
+    fn = getattr(reference, op)
+    return KernelRow(op, name, fn, dtypes=dtypes, priority=REFERENCE, reference=True)
+
+
+CATALOGUE: tuple[KernelRow, ...] = (
+    *(_reference_row(op) for op in _TORCH_OPS),
+    KernelRow(
+        "attention",
+        "sdpa.attention",
+        cpu.sdpa_attention,
+        devices=("cpu", "cuda"),
+        predicate=cpu.rounding_may_differ,
+        priority=GENERAL,
+    ),
+)

@@ -1,0 +1,8 @@
+"""Building blocks of networks: thin modules around the kernel table."""
+
+from phyai.layers.linear import Linear
+from phyai.layers.norm import LayerNorm, RMSNorm
+from phyai.layers.placement import Placement
+from phyai.layers.vision import VisionConfig, VisionTower
+
+__all__ = ["LayerNorm", "Linear", "Placement", "RMSNorm", "VisionConfig", "VisionTower"]

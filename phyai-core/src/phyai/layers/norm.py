@@ -1,0 +1,40 @@
+"""Normalisation layers; their parameters stay float32 in every precision."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from phyai.layers.placement import Placement
+from phyai.weights import claim
+
+
+class RMSNorm(nn.Module):
+    """y = x / rms(x) * (offset + w), statistics and product in float32, cast back to x's dtype."""
+
+    def __init__(
+        self, name: str, width: int, eps: float, at: Placement, *, offset: float = 1.0
+    ) -> None:
+        super().__init__()
+        self.eps, self.offset = eps, offset
+        self.weight = claim(at.parameter(width, dtype=torch.float32), f"{name}.weight")
+        self._norm = at.select("rms_norm", width=width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self._norm(x, self.weight, self.eps, offset=self.offset)
+        return out
+
+
+class LayerNorm(nn.Module):
+    """Ordinary LayerNorm with weight and bias, parameters in the placement's dtype."""
+
+    def __init__(self, name: str, width: int, eps: float, at: Placement) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = claim(at.parameter(width), f"{name}.weight")
+        self.bias = claim(at.parameter(width), f"{name}.bias")
+        self._norm = at.select("layer_norm", width=width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self._norm(x, self.weight, self.bias, self.eps)
+        return out

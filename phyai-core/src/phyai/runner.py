@@ -1,0 +1,240 @@
+"""The main path of one replica, from a prepared batch to results.
+
+run(batch) = load -> encode -> start -> solve(predict) -> known -> output -> validate
+
+Every part is bound to plain callables once, when its key is first seen; nothing passes through
+the plugin manager while a request runs.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from phyai.cache import Cache
+from phyai.errors import ActionRejected, ConfigError, PluginContractError
+from phyai.known import Hold, impose
+from phyai.rtc import GuidedRTC
+from phyai.scheduler import Scheduler
+from phyai.types import ActionChunk, Denoiser, Key, Prediction, Prepared, Solver, Step
+
+if TYPE_CHECKING:
+    from phyai.adapter import Adapter
+    from phyai.binding import HookBinder
+    from phyai.services import Services
+    from phyai.types import Tensors
+
+
+class Runner:
+    """Runs prepared batches through one adapter; holds the caches and graphs of its live keys."""
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        services: Services,
+        binder: HookBinder,
+        scheduler: Scheduler,
+        max_live_caches: int = 16,
+    ) -> None:
+        self.adapter, self.services, self.scheduler = adapter, services, scheduler
+        self.conditioning = binder.bind_part("phyai_conditioning", adapter.conditioning())
+        self.spec = binder.bind_part("phyai_cache", adapter.cache())
+        self.solver: Solver = binder.bind_part("phyai_solver", adapter.solver())
+        self.output = binder.bind_part("phyai_output", adapter.output())
+        self.network: Denoiser = binder.bind_denoiser("network", adapter.denoiser())
+        self.wrap_prediction = lambda inner: binder.bind_denoiser("prediction", inner)
+        self.validators = binder.validators()
+        self.max_live_caches = max_live_caches
+        self._bound: OrderedDict[tuple[Key, int], _Bound] = OrderedDict()
+        self._names = 0
+        if self.network.prediction not in self.solver.accepts:
+            raise PluginContractError(
+                f"solver {type(self.solver).__name__} accepts "
+                f"{', '.join(sorted(self.solver.accepts))}; the denoiser of {adapter.name!r} "
+                f"predicts {self.network.prediction!r}. Wrap it with phyai.solver.to_velocity or "
+                "choose another solver."
+            )
+
+    def run(self, batch: Prepared) -> Any:
+        """Return one result per row (Observations) or the model-space tensors (model request)."""
+        stage = self.services.profile.stage
+        bound = self._bind(batch.key, self.scheduler.batch_bucket(batch.rows))
+        with torch.no_grad():
+            with stage("load"):
+                bound.load(batch)
+            with stage("encode"):
+                bound.encode()
+            with stage("solve"):
+                bound.solve()
+            with stage("output"):
+                results = self._output(bound.result(), bound.cache, batch)
+        return results
+
+    def refresh(self) -> None:
+        """Rebuild weight-derived tables of every live grid, in place."""
+        self.adapter.refresh()
+        for bound in self._bound.values():
+            _prepare_grid(bound.predict, bound.grid)
+
+    def close(self) -> None:
+        while self._bound:
+            self._bound.popitem()[1].close()
+
+    # ------------------------------------------------------------ internals
+
+    def _output(self, x: Tensors, cache: Cache, batch: Prepared) -> Any:
+        for leaf, tensor in x.items():
+            if not bool(torch.isfinite(tensor).all()):
+                raise ActionRejected(
+                    f"result {leaf!r} must be finite; got NaN or infinity. Check the checkpoint "
+                    "and the inputs of this request."
+                )
+        if batch.meta is None:
+            return self.output.tensors(x, cache, batch)
+        results = self.output.decode(x, cache, batch)
+        for chunk in results:
+            if isinstance(chunk, ActionChunk):
+                self._validate(chunk)
+        return results
+
+    def _validate(self, chunk: ActionChunk) -> None:
+        for name, validator in self.validators:
+            try:
+                problem = validator(chunk)
+            except Exception as error:
+                raise ActionRejected(
+                    f"validator {name!r} raised {type(error).__name__}: {error}. "
+                    "The chunk was blocked."
+                ) from error
+            if problem:
+                raise ActionRejected(f"validator {name!r} blocked the chunk: {problem}")
+
+    def _bind(self, key: Key, bucket: int) -> _Bound:
+        bound = self._bound.get((key, bucket))
+        if bound is None:
+            while len(self._bound) >= self.max_live_caches:
+                self._bound.popitem(last=False)[1].close()
+            self._names += 1
+            bound = _Bound(self, key, bucket, f"cache{self._names}")
+            self._bound[key, bucket] = bound
+        self._bound.move_to_end((key, bucket))
+        return bound
+
+
+class _Bound:
+    """What one (key, batch bucket) owns: its cache, its grid, its composed prediction, its graphs."""
+
+    def __init__(self, runner: Runner, key: Key, bucket: int, name: str) -> None:
+        self.runner, self.key = runner, key
+        services = runner.services
+        if key.branches != ("cond",):
+            raise ConfigError(
+                f"guidance branches must be ('cond',) in this version; got {key.branches!r}. "
+                "Set guidance_scale to 1."
+            )
+        self.cache = Cache(
+            name, key, bucket, runner.spec(key), services.memory, services.device, "cond"
+        )
+        self.grid = runner.solver.grid(key)
+        self.predict = self._compose(key)
+        _prepare_grid(self.predict, self.grid)
+        self.x: Tensors = {}
+        self._name = name
+        self._regions: dict[str, Callable[[], Any]] = {}
+
+    def load(self, batch: Prepared) -> None:
+        self.cache.load(batch)
+        plan = getattr(self.runner.conditioning, "plan", None)
+        if plan is not None:
+            plan(self.cache, batch)
+
+    def encode(self) -> None:
+        self._region("encode", self._encode, self.runner.conditioning)()
+
+    def solve(self) -> None:
+        if not self.x:
+            self._allocate_x()
+        self._region("solve", self._solve, self.runner.solver, self.predict)()
+
+    def result(self) -> Tensors:
+        """Return x of the batch's own rows, in fresh tensors."""
+        return {leaf: tensor[: self.cache.rows].clone() for leaf, tensor in self.x.items()}
+
+    def close(self) -> None:
+        self.runner.services.graphs.release(self._name)
+        self._regions.clear()
+        self.x.clear()
+        self.cache.close()
+
+    def _encode(self) -> None:
+        self.runner.conditioning.encode(self.cache)
+
+    def _solve(self) -> None:
+        x = impose(self.runner.adapter.start(self.cache), self.cache)
+        x = self.runner.solver.solve(self.predict, x, self.cache, self.grid)
+        for leaf, tensor in impose(x, self.cache).items():
+            self.x[leaf].copy_(tensor)
+
+    def _allocate_x(self) -> None:
+        memory = self.runner.services.memory
+        for leaf, tensor in self.runner.adapter.start(self.cache).items():
+            self.x[leaf] = memory.allocate(
+                f"{self.cache.name}/x.{leaf}", tuple(tensor.shape), tensor.dtype
+            )
+
+    def _compose(self, key: Key) -> Denoiser:
+        """predict = RTC(Guidance(Hold(network)))."""
+        predict: Denoiser = Hold(_Recorded(self.runner.network, self.runner.services))
+        if key.rtc == "guided":
+            predict = GuidedRTC(predict, self.runner.services.profile.recorder)
+        return self.runner.wrap_prediction(predict)
+
+    def _region(self, name: str, fn: Callable[[], Any], *parts: Any) -> Callable[[], Any]:
+        region = self._regions.get(name)
+        if region is None:
+            unsafe = next((type(p).__name__ for p in parts if not _capture_safe(p)), None)
+            region = self.runner.services.graphs.capture(
+                f"{self._name}/{name}", fn, (self.key, self.cache.capacity), unsafe=unsafe
+            )
+            self._regions[name] = region
+        return fn if self.runner.services.profile.recorder.active else region
+
+
+class _Recorded:
+    """The bare network, putting each step's x and prediction into the recorder when one listens."""
+
+    def __init__(self, inner: Denoiser, services: Services) -> None:
+        self.inner, self.recorder = inner, services.profile.recorder
+        self.prediction: Prediction = inner.prediction
+
+    def __call__(self, x: Tensors, step: Step, cache: Cache) -> Tensors:
+        out = self.inner(x, step, cache)
+        if self.recorder.active:
+            for leaf in x:
+                self.recorder.put(f"steps.{leaf}.x", x[leaf][: cache.rows])
+                self.recorder.put(f"steps.{leaf}.{self.prediction}", out[leaf][: cache.rows])
+        return out
+
+
+def _chain(part: Any) -> Sequence[Any]:
+    """Return a part and everything it wraps (attribute ``inner``), outside first."""
+    parts = []
+    while part is not None:
+        parts.append(part)
+        part = getattr(part, "inner", None)
+    return parts
+
+
+def _capture_safe(part: Any) -> bool:
+    return all(getattr(p, "capture_safe", True) for p in _chain(part))
+
+
+def _prepare_grid(predict: Denoiser, grid: tuple[Step, ...]) -> None:
+    for part in _chain(predict):
+        prepare = getattr(part, "prepare_grid", None)
+        if prepare is not None:
+            prepare(grid)
+            return

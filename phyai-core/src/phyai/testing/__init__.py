@@ -1,0 +1,1 @@
+"""What adapter authors and the test-suite use to check a plugin."""

@@ -1,0 +1,162 @@
+"""What a request cost and what it computed: stage timers, counters, a recorder of tensors."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import Tensor
+
+
+class Timers:
+    """Wall milliseconds per stage of the current request, and running totals of work done.
+
+    A stage inside another one is called "outer/inner". Repeated stages add up. On CUDA the device
+    is synchronised at both ends of a stage, except while a graph records.
+    A stage inside a compiled region does nothing: only the region as a whole can be timed.
+
+    >>> from phyai.timers import Timers
+    >>> timers = Timers()
+    >>> with timers.stage("encode"), timers.stage("vision"):
+    ...     pass
+    >>> sorted(timers.collect())
+    ['encode', 'encode/vision']
+    """
+
+    def __init__(
+        self, device: str | torch.device = "cpu", counters: Counter[str] | None = None
+    ) -> None:
+        self.device = torch.device(device)
+        self.counters: Counter[str] = counters if counters is not None else Counter()
+        self._ms: dict[str, float] = {}
+        self._lock = threading.Lock()
+        self._open = threading.local()
+
+    def stage(self, name: str) -> AbstractContextManager[None]:
+        """Return a context that adds its wall time to the stage."""
+        if torch.compiler.is_compiling():
+            return nullcontext()
+        return self._timed(name)
+
+    def collect(self) -> dict[str, float]:
+        """Return the milliseconds per stage since the last collect or reset, and start afresh."""
+        with self._lock:
+            done, self._ms = self._ms, {}
+        return done
+
+    def reset(self) -> None:
+        """Forget what was measured."""
+        with self._lock:
+            self._ms = {}
+
+    def count(self, name: str, n: int = 1) -> None:
+        """Add n to a counter; counters are never reset here.
+
+        Inside a captured region this counts only when its Python runs (eager, warm-up, capture).
+        """
+        if not torch.compiler.is_compiling():
+            with self._lock:
+                self.counters[name] += n
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        stack: list[str] = self._open.__dict__.setdefault("stack", [])
+        path = f"{stack[-1]}/{name}" if stack else name
+        stack.append(path)
+        self._synchronize()
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._synchronize()
+            ms = 1e3 * (time.perf_counter() - started)
+            stack.pop()
+            with self._lock:
+                self._ms[path] = self._ms.get(path, 0.0) + ms
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+            torch.cuda.synchronize(self.device)
+
+
+class Recorder:
+    """Keeps CPU copies of named tensors while somebody listens; costs one attribute test otherwise.
+
+    >>> import torch
+    >>> from phyai.timers import Recorder
+    >>> recorder = Recorder()
+    >>> recorder.put("x", torch.zeros(1))
+    >>> with recorder.recording(names=["x"]) as tensors:
+    ...     recorder.put("x", torch.ones(1)); recorder.put("y", torch.ones(1))
+    >>> tensors
+    {'x': [tensor([1.])]}
+    """
+
+    def __init__(self) -> None:
+        self.active = False
+        self._names: frozenset[str] | None = None
+        self._tensors: dict[str, list[Tensor]] = {}
+
+    def wants(self, name: str) -> bool:
+        return self.active and (self._names is None or name in self._names)
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        """Append a detached CPU copy of the tensor to the list under this name."""
+        if self.wants(name):
+            self._tensors.setdefault(name, []).append(tensor.detach().to("cpu", copy=True))
+
+    @contextmanager
+    def recording(self, names: Collection[str] | None = None) -> Iterator[dict[str, list[Tensor]]]:
+        """Record these names (None: all) and yield the dict they arrive in.
+
+        Captured regions do not run Python: record with the eager functions.
+        Recordings nest; the inner one takes the tensors.
+        """
+        before = (self.active, self._names, self._tensors)
+        self.active, self._names = True, None if names is None else frozenset(names)
+        mine: dict[str, list[Tensor]] = {}
+        self._tensors = mine
+        try:
+            yield mine
+        finally:
+            self.active, self._names, self._tensors = before
+
+
+class Profile:
+    """The timers, the counters and the recorder of one rank.
+
+    counters: running totals of work done, such as tokens through a network.
+
+    >>> from phyai.timers import Profile
+    >>> profile = Profile()
+    >>> profile.count("vision_tokens", 256)
+    >>> profile.counters["vision_tokens"]
+    256
+    """
+
+    def __init__(
+        self,
+        device: str | torch.device = "cpu",
+        *,
+        timers: Timers | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.timers = timers if timers is not None else Timers(device)
+        self.recorder = recorder if recorder is not None else Recorder()
+        self.counters = self.timers.counters
+
+    def stage(self, name: str) -> AbstractContextManager[None]:
+        """Return a context that times a stage of the current request."""
+        return self.timers.stage(name)
+
+    def count(self, name: str, n: int = 1) -> None:
+        """Add n to a counter; see ``Timers.count``."""
+        self.timers.count(name, n)
+
+    def record(self, name: str, tensor: Tensor) -> None:
+        """Give a tensor to the recorder, which keeps it only while somebody listens."""
+        self.recorder.put(name, tensor)

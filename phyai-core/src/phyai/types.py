@@ -1,0 +1,265 @@
+"""Words of the contract: what goes in, what comes out, and the shape of every part.
+
+Layer 1: imports no torch at run time, so torch-free plugin modules and clients may use it.
+Dims in docstrings: B rows, H horizon, A action dim, T suffix tokens, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch import Tensor
+
+    from phyai.cache import Cache
+
+    Tensors: TypeAlias = dict[str, Tensor]
+
+Prediction = Literal["velocity", "clean", "noise"]
+
+
+# ---------------------------------------------------------------- requests and results
+
+
+@dataclass(frozen=True, slots=True)
+class RTCOptions:
+    """Real-time chunking for one row: what is left of the previous chunk.
+
+    prev_chunk: [T_prev, A] float32, the not yet executed actions; model space (normalised), or
+        with space="robot" absolute robot units, which ``prepare`` re-expresses against the current
+        state (needed by relative-action policies).
+    inference_delay: control periods that will pass before the new chunk arrives (d >= 0).
+    execution_horizon: rows of the left-over that guide; None = the checkpoint's setting.
+    """
+
+    prev_chunk: Any
+    inference_delay: int = 0
+    execution_horizon: int | None = None
+    schedule: str | None = None
+    max_guidance_weight: float | None = None
+    mode: Literal["guided", "trained"] | None = None
+    space: Literal["model", "robot"] = "model"
+
+    def with_chunk(self, prev_chunk: Any) -> RTCOptions:
+        """Return the same options with another left-over, in model space."""
+        return replace(self, prev_chunk=prev_chunk, space="model")
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One robot's inputs at one tick (one row of a request).
+
+    images: camera name -> uint8 [height, width, 3] RGB, or float32 in [0, 1] of that shape
+        or [3, height, width]. A camera the checkpoint knows may be left out (masked).
+    state: [D_state] float, robot units; None for models without proprioception.
+    options: seed, noise, num_steps, guidance_scale, rtc, session_id, seq, deadline.
+
+    >>> from phyai.types import Observation
+    >>> Observation(images={}, state=[0.0, 0.1], prompt="pick up the cup", options={"seed": 7}).seed
+    7
+    """
+
+    images: Mapping[str, Any] = field(default_factory=dict)
+    state: Any = None
+    prompt: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def seed(self) -> int | None:
+        return self.options.get("seed")
+
+    @property
+    def session_id(self) -> str | None:
+        return self.options.get("session_id")
+
+    @property
+    def seq(self) -> int | None:
+        return self.options.get("seq")
+
+
+@dataclass(frozen=True)
+class ActionChunk:
+    """The actions of one row, in robot units.
+
+    actions: float32 [H, A] robot units.  mask: bool [H], False for rows not to be executed.
+    model_actions: float32 [H, A_model] model space; what RTC needs of the next request.
+    control_hz: commands per second the actions were trained for; None when unknown.
+    timing: milliseconds per stage.
+    """
+
+    actions: np.ndarray
+    names: tuple[str, ...]
+    mask: np.ndarray
+    model_actions: np.ndarray
+    control_hz: float | None = None
+    units: tuple[str, ...] = ()
+    timing: Mapping[str, float] = field(default_factory=dict)
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def horizon(self) -> int:
+        return int(self.actions.shape[0])
+
+
+@dataclass(frozen=True)
+class Media:
+    """A generated video, image or sound of one row."""
+
+    kind: Literal["video", "image", "sound"]
+    data: np.ndarray
+    rate: float | None = None
+    timing: Mapping[str, float] = field(default_factory=dict)
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+# ---------------------------------------------------------------- one prepared request
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Everything of a request that changes shapes or control flow; requests with equal keys join.
+
+    buckets: (name, size) pairs, such as (("cameras", 3), ("tokens", 48)).
+    extra: anything else an adapter's control flow depends on. Lengths, masks, embodiment ids,
+    guidance scales and noise are data and never part of a key.
+    """
+
+    num_steps: int = 1
+    buckets: tuple[tuple[str, int], ...] = ()
+    grid: str = "default"
+    branches: tuple[str, ...] = ("cond",)
+    rtc: Literal["off", "guided", "trained"] = "off"
+    rollout: bool = False
+    guidance_interval: tuple[float, float] | None = None
+    extra: tuple[tuple[str, Any], ...] = ()
+
+    def bucket(self, name: str) -> int:
+        """Return the size of bucket ``name``; KeyError when the key has none."""
+        return dict(self.buckets)[name]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A validated request, ready for the device.
+
+    tensors: name -> CPU tensor whose first dim is ``rows``. Reserved names: ``noise.<leaf>``,
+        ``known.<leaf>.mask|value``, ``rtc.w`` [B, T], ``rtc.prev`` [B, T, A].
+    meta: one host object per row for ``Output.decode``; None for a model request, whose result
+        is the model-space tensor.
+    """
+
+    tensors: Mapping[str, Tensor]
+    rows: int
+    key: Key
+    meta: tuple[Any, ...] | None = None
+    session_ids: tuple[str | None, ...] | None = None
+
+
+# ---------------------------------------------------------------- solver steps
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One network call of a solver.
+
+    sigma: noise level, 1 (noise) -> 0 (data).  dt: the stored step size, so Euler is bit-exact.
+    grid: sigmas of all steps of this grid, the same object in each of its steps; per-step tables
+        are looked up by it.
+    position: int64 [1] device tensor holding ``index`` when the step is itself a graph input
+        (unit ``step``); None in a loop graph, where the index is a constant.
+    """
+
+    index: int
+    sigma: float
+    dt: float
+    grid: tuple[float, ...] = ()
+    position: Tensor | None = None
+
+    def row(self, table: Tensor) -> Tensor:
+        """Return this step's row of a per-step table [N(+1), ...]."""
+        if self.position is None:
+            return table[self.index]
+        return table.index_select(0, self.position)[0]
+
+
+Grid: TypeAlias = tuple[Step, ...]
+
+
+# ---------------------------------------------------------------- parts
+
+
+@dataclass(frozen=True, slots=True)
+class BufferSpec:
+    """One named static buffer of a Cache.
+
+    shape excludes the row dim when ``rows`` is True.  zero: cleared by ``Cache.reset``.
+    scratch: may be written inside the solver loop.  session: one row per session, see SessionStore.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    rows: bool = True
+    zero: bool = False
+    scratch: bool = False
+    session: bool = False
+
+
+CacheSpec: TypeAlias = Callable[[Key], Mapping[str, BufferSpec]]
+
+
+@runtime_checkable
+class Denoiser(Protocol):
+    """The bare network: what it predicts for x at one noise level."""
+
+    prediction: Prediction
+
+    def __call__(self, x: Tensors, step: Step, cache: Cache) -> Tensors:
+        """Return the prediction, with the same leaves and shapes as ``x`` (float32)."""
+        ...
+
+
+@runtime_checkable
+class Conditioning(Protocol):
+    """Fills the cache from its inputs, once per branch per request."""
+
+    def encode(self, cache: Cache) -> None:
+        """Read ``cache.inputs``, write prefix K/V and friends. Runs inside a captured region."""
+        ...
+
+
+@runtime_checkable
+class Solver(Protocol):
+    """Integrates x from noise to data over a grid of steps."""
+
+    accepts: frozenset[Prediction]
+
+    def grid(self, key: Key) -> Grid: ...
+
+    def solve(
+        self,
+        denoiser: Denoiser,
+        x: Tensors,
+        cache: Cache,
+        grid: Grid,
+        trace: Any = None,
+        on_step: Callable[[Step], None] | None = None,
+    ) -> Tensors:
+        """Return x at sigma 0. History lives in local variables, never on ``self``."""
+        ...
+
+
+@runtime_checkable
+class Output(Protocol):
+    """Turns the solver variable into results."""
+
+    def decode(self, x: Tensors, cache: Cache, prepared: Prepared) -> Sequence[ActionChunk | Media]:
+        """Return one result per row, robot units."""
+        ...
+
+    def tensors(self, x: Tensors, cache: Cache, prepared: Prepared) -> Any:
+        """Return the model-space tensor (or a mapping) of a model request."""
+        ...

@@ -1,0 +1,50 @@
+"""Checkpoints: from a hub id, folder or file into a model; all checks before the first copy."""
+
+from phyai.weights.binding import (
+    DuplicateClaimError,
+    Loader,
+    claim,
+    collect_claims,
+    fused,
+    replicated,
+    sharded,
+)
+from phyai.weights.loading import Progress, load_pretrained, run_post_load, update_tensors
+from phyai.weights.matching import Remap
+from phyai.weights.opening import Source, merge_peft, open_source, tensor_index
+from phyai.weights.peft import AdapterConfig, PeftSource
+from phyai.weights.random_init import Scheme, randomize
+from phyai.weights.report import LoadReport
+from phyai.weights.safetensors_files import SafetensorsSource
+from phyai.weights.saving import save_safetensors, save_sharded
+from phyai.weights.tensor_source import Region, TensorInfo, TensorSource
+
+__all__ = [
+    "AdapterConfig",
+    "DuplicateClaimError",
+    "LoadReport",
+    "Loader",
+    "PeftSource",
+    "Progress",
+    "Region",
+    "Remap",
+    "SafetensorsSource",
+    "Scheme",
+    "Source",
+    "TensorInfo",
+    "TensorSource",
+    "claim",
+    "collect_claims",
+    "fused",
+    "load_pretrained",
+    "merge_peft",
+    "open_source",
+    "randomize",
+    "replicated",
+    "run_post_load",
+    "save_safetensors",
+    "save_sharded",
+    "sharded",
+    "tensor_index",
+    "update_tensors",
+]

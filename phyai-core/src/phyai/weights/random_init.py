@@ -1,0 +1,74 @@
+"""Random weights of a realistic scale, for benchmarks and tests without a checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from phyai.weights.loading import Progress, run_post_load
+
+Scheme: TypeAlias = Callable[[str, Tensor], "tuple[float, float] | None"]
+"""(name, parameter) -> (mean, standard deviation); None = the default."""
+
+_CHUNK = 2**20  # 4 MB of float32 per thread, the only full-precision copy there is
+
+
+def randomize(
+    model: nn.Module,
+    seed: int,
+    *,
+    scheme: Scheme | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Draw every parameter anew, in place and in its own dtype; then run ``post_load``.
+
+    Default: normals of standard deviation 1/sqrt(fan_in) for two and more dims, 0.02 for vectors
+    (fan_in = entries per row). A parameter's values depend on ``seed`` and its name alone, not on
+    device, thread count or other parameters. Integer parameters become 0.
+
+    Source: LeCun et al., Efficient BackProp (1998), section 4.6.
+    """
+    named = list(model.named_parameters())
+    total, done = sum(p.numel() * p.element_size() for _, p in named), 0
+    # Drawing is serial per generator, so chunks have generators of their own.
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        for name, param in named:
+            mean, std = _moments(name, param, scheme)
+            flat = param.data.view(-1) if param.is_contiguous() else None
+            target = torch.empty(param.numel(), dtype=param.dtype) if flat is None else flat
+            starts = range(0, param.numel(), _CHUNK)
+            if param.dtype.is_floating_point:
+                list(pool.map(lambda s, t=target, n=name, m=(mean, std): _draw(t, s, seed, n, *m),
+                              starts))  # fmt: skip
+            else:
+                target.zero_()
+            if flat is None:
+                param.data.copy_(target.view(param.shape))
+            done += param.numel() * param.element_size()
+            if progress is not None:
+                progress(done, total, name)
+    run_post_load(model)
+
+
+def _draw(target: Tensor, start: int, seed: int, name: str, mean: float, std: float) -> None:
+    digest = hashlib.sha256(f"{seed}/{start}/{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    part = target[start : start + _CHUNK]
+    values = torch.empty(part.numel(), dtype=torch.float32)
+    values.normal_(mean, std, generator=generator)
+    part.copy_(values)
+
+
+def _moments(name: str, param: Tensor, scheme: Scheme | None) -> tuple[float, float]:
+    chosen = scheme(name, param) if scheme is not None else None
+    if chosen is not None:
+        return chosen
+    if param.dim() < 2 or param.numel() == 0:
+        return 0.0, 0.02
+    return 0.0, float((param.numel() / param.shape[0]) ** -0.5)

@@ -1,0 +1,178 @@
+"""The prefix: cameras and prompt through the vision tower and the language model, K/V kept.
+
+Only valid tokens are computed (see ``plan``), cameras of all rows go through the tower as one batch,
+and the last layer computes K/V only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from phyai.cache import Cache
+from phyai.layers import Linear, Placement, VisionConfig, VisionTower
+from phyai.models.pi.config import PiConfig
+from phyai.models.pi.gemma import DecoderLayer, Embedding, PlainNorm
+from phyai.models.pi.plan import PrefixPlan, PrefixShape
+from phyai.models.pi.precision import Precision
+from phyai.timers import Profile
+from phyai.types import BufferSpec
+
+PALIGEMMA = "paligemma_with_expert.paligemma"
+VISION = f"{PALIGEMMA}.model.vision_tower.vision_model"
+LANGUAGE = f"{PALIGEMMA}.model.language_model"
+PLAN_LISTS = ("images", "token_ids", "order", "positions", "slots", "q_slots")
+
+
+class Prefix(nn.Module):
+    """Vision tower, projector, token embedding and language layers.
+
+    Writes cache buffers ``k.<layer>``, ``v.<layer>`` [B, stride, K, D] (K after rotation).
+    """
+
+    def __init__(
+        self, config: PiConfig, precision: Precision, at: Placement, profile: Profile
+    ) -> None:
+        super().__init__()
+        self.config, self.profile, self.stack = config, profile, precision.stack
+        text, vision = config.text, config.vision
+        stack = at.with_dtype(precision.stack)
+        tower = at.with_dtype(precision.vision)
+        sizes = VisionConfig(
+            vision.hidden_size,
+            vision.num_hidden_layers,
+            vision.num_attention_heads,
+            vision.intermediate_size,
+            vision.patch_size,
+            vision.image_size,
+            vision.num_channels,
+            vision.layer_norm_eps,
+        )
+        self.vision = VisionTower(VISION, sizes, tower)
+        self.projector = Linear(
+            f"{PALIGEMMA}.model.multi_modal_projector.linear",
+            vision.hidden_size,
+            text.hidden_size,
+            tower,
+            bias=True,
+        )
+        self.embed = Embedding(
+            (f"{LANGUAGE}.embed_tokens.weight", f"{PALIGEMMA}.lm_head.weight"),
+            text,
+            stack,
+            rounded_scale=precision.name != "bf16_openpi",
+        )
+        self.layers = nn.ModuleList(
+            DecoderLayer(f"{LANGUAGE}.layers.{i}", text, stack, PlainNorm)
+            for i in range(text.num_hidden_layers)
+        )
+        self.norm = PlainNorm(f"{LANGUAGE}.norm", text.hidden_size, text.rms_norm_eps, stack)
+        self.scale, self.rope_freq = text.head_dim**-0.5, precision.rope_freq
+        self._rope = stack.select("rope_cos_sin")
+        self._kv_write = stack.select("kv_write")
+        self._dense = stack.select("attention", head_dim=text.head_dim, masked=False)
+        self._masked = stack.select("attention", head_dim=text.head_dim, masked=True)
+
+    def buffers(self, shape: PrefixShape) -> Mapping[str, BufferSpec]:
+        """Return the cache buffers of one cache, per row."""
+        text = self.config.text
+        kv = BufferSpec(
+            (shape.stride, text.num_key_value_heads, text.head_dim), self.stack, scratch=True
+        )
+        sizes = {"images": shape.cameras, "token_ids": shape.tokens}
+        specs = {
+            f"plan.{name}": BufferSpec((sizes.get(name, shape.prefix),), torch.int64)
+            for name in PLAN_LISTS
+        }
+        specs["prefix.lens"] = BufferSpec((), torch.int64)
+        specs["prefix.key_mask"] = BufferSpec((shape.prefix,), torch.bool)
+        for layer in range(text.num_hidden_layers):
+            specs[f"k.{layer}"] = specs[f"v.{layer}"] = kv
+        return specs
+
+    def load_plan(self, cache: Cache, plan: PrefixPlan) -> None:
+        """Put a batch's index lists into the cache; host side, before any captured region."""
+        cache.plan = plan
+        for name in PLAN_LISTS:
+            values: Tensor = getattr(plan, name)
+            cache[f"plan.{name}"].view(-1)[: values.numel()].copy_(values)
+        cache["prefix.lens"].copy_(plan.lens)
+        places = torch.arange(cache["prefix.key_mask"].shape[1])
+        cache["prefix.key_mask"].copy_(places[None] < plan.lens[:, None])
+        self.profile.count("vision_images", plan.images.numel())
+        self.profile.count("prompt_tokens", plan.token_ids.numel())
+        self.profile.count("prefix_tokens", plan.num_tokens)
+
+    def encode(self, cache: Cache) -> None:
+        """Fill K/V of every layer; inputs ``images`` [B, C, 3, S, S], and the plan's lists."""
+        plan: PrefixPlan = cache.plan
+        index = {name: self._list(cache, name) for name in PLAN_LISTS}
+        recorder = self.profile.recorder
+        x = self._embed(cache, index)
+        recorder.put("prefix.embs", x)
+        recorder.put("prefix.positions", index["positions"])
+        recorder.put("prefix.lens", plan.lens)
+        cos, sin = self._rope(
+            index["positions"][None],
+            self.config.text.head_dim,
+            self.config.text.rope_theta,
+            self.stack,
+            self.rope_freq,
+        )
+        x, last = x.to(self.stack)[None], len(self.layers) - 1
+        full = recorder.wants("prefix.last_hidden")
+        for i, layer in enumerate(self.layers):
+            assert isinstance(layer, DecoderLayer)
+            n, _ = layer.norm1(x)
+            only_kv = i == last and not full
+            if only_kv:
+                k, v = layer.project_kv(n, cos, sin)
+            else:
+                q, k, v = layer.project(n, cos, sin)
+            self._kv_write(cache[f"k.{i}"].flatten(0, 1), index["slots"], k[0])
+            self._kv_write(cache[f"v.{i}"].flatten(0, 1), index["slots"], v[0])
+            recorder.put(f"prefix.k.{i}", k[0])
+            recorder.put(f"prefix.v.{i}", v[0])
+            self.profile.count(f"prefix_rows.layer{i}.kv", k.shape[1])
+            if only_kv:
+                return
+            self.profile.count(f"prefix_rows.layer{i}.full", k.shape[1])
+            x = layer.finish(
+                x, self._attend(cache, i, q[0], index["q_slots"], plan)[None], None, None
+            )
+        recorder.put("prefix.last_hidden", self.norm(x)[0][0])
+
+    def _embed(self, cache: Cache, index: Mapping[str, Tensor]) -> Tensor:
+        """Return packed prefix embeddings [N, W]: image features unscaled, text times sqrt(W)."""
+        parts = [self.embed(index["token_ids"])]
+        if index["images"].numel():
+            images = cache.inputs["images"].flatten(0, 1).index_select(0, index["images"])
+            features = self.projector(self.vision(images))
+            parts.insert(0, features.flatten(0, 1))
+        return torch.cat(parts).index_select(0, index["order"])
+
+    def _attend(
+        self, cache: Cache, layer: int, q: Tensor, q_slots: Tensor, plan: PrefixPlan
+    ) -> Tensor:
+        """Return attention [N, H, D] of packed queries, every row over its own valid tokens."""
+        k, v = cache[f"k.{layer}"], cache[f"v.{layer}"]
+        k, v = k[:, : plan.max_len], v[:, : plan.max_len]
+        heads, head_dim = q.shape[1:]
+        if plan.uniform is not None:
+            rows = q.view(plan.rows, plan.uniform, heads, head_dim)
+            out: Tensor = self._dense(rows, k, v, self.scale)
+            return out.flatten(0, 1)
+        padded = q.new_zeros(plan.rows * plan.max_len + 1, heads, head_dim)
+        padded.index_copy_(0, q_slots, q)
+        rows = padded[:-1].view(plan.rows, plan.max_len, heads, head_dim)
+        mask = cache["prefix.key_mask"][:, : plan.max_len]
+        mixed = self._masked(rows, k, v, self.scale, key_mask=mask).flatten(0, 1)
+        # the sentinel entry of a static plan reads row 0 again; nobody uses it
+        return mixed.index_select(0, q_slots.clamp(max=mixed.shape[0] - 1))
+
+    @staticmethod
+    def _list(cache: Cache, name: str) -> Tensor:
+        size = getattr(cache.plan, name).numel()
+        return cache[f"plan.{name}"].view(-1)[:size]

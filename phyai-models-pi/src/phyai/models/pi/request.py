@@ -1,0 +1,145 @@
+"""Turns requests into Prepared batches: every check, the packing of cameras, noise and RTC inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phyai.errors import RequestError
+from phyai.models.pi.config import PiConfig
+from phyai.models.pi.rtc_inputs import rtc_inputs
+from phyai.types import Key, Prepared, RTCOptions
+
+MAX_STEPS = 1000
+
+
+def token_buckets(longest: int) -> tuple[int, ...]:
+    """Return the prompt buckets of a model whose prompt holds at most ``longest`` tokens."""
+    return (*(size for size in (16, 48, 112) if size < longest), longest)
+
+
+def assemble(
+    config: PiConfig,
+    *,
+    images: Tensor,
+    image_mask: Tensor,
+    tokens: Tensor,
+    token_len: Tensor,
+    noise: Tensor,
+    state: Tensor | None,
+    num_steps: int | None,
+    rtc: Sequence[RTCOptions | None],
+    meta: tuple[Any, ...] | None,
+) -> Prepared:
+    """Return the Prepared batch of checked rows.
+
+    images [B, C, 3, S, S] float32 in [-1, 1]; image_mask [B, C] bool; tokens [B, n] int64 right
+    padded; token_len [B]; noise [B, T, A] float32; state [B, max_state_dim] float32 (pi0).
+    """
+    rows = images.shape[0]
+    images, image_mask = _valid_cameras_first(images, image_mask)
+    longest = int(token_len.max())
+    bucket = next(
+        (size for size in token_buckets(tokens.shape[1]) if size >= longest), tokens.shape[1]
+    )
+    tensors: dict[str, Tensor] = {
+        "images": images,
+        "image_mask": image_mask,
+        "tokens": tokens[:, :bucket].contiguous(),
+        "token_len": token_len,
+        "noise.action": noise,
+    }
+    if state is not None:
+        tensors["state"] = state
+    mode, extra = rtc_inputs(config, rtc)
+    tensors.update(extra)
+    key = Key(
+        num_steps=check_steps(num_steps, config.num_inference_steps),
+        buckets=(("cameras", images.shape[1]), ("tokens", bucket)),
+        rtc=mode,
+    )
+    return Prepared(tensors, rows, key, meta)
+
+
+def check_steps(num_steps: int | None, default: int) -> int:
+    """Return the number of solver steps; RequestError unless an integer in [1, 1000]."""
+    if num_steps is None:
+        return default
+    if isinstance(num_steps, bool) or not isinstance(num_steps, int):
+        raise RequestError(f"num_steps must be an integer; got {num_steps!r}.")
+    if not 1 <= num_steps <= MAX_STEPS:
+        raise RequestError(f"num_steps must be in [1, {MAX_STEPS}]; got {num_steps}.")
+    return num_steps
+
+
+def common_option(rows: Sequence[Mapping[str, Any]], name: str) -> Any:
+    """Return an option all rows of a request must share; RequestError when they differ."""
+    values = [row.get(name) for row in rows]
+    if any(value != values[0] for value in values):
+        raise RequestError(
+            f"option {name!r} must be equal in all rows of a request; got {values!r}. "
+            "Send the rows as separate requests."
+        )
+    return values[0]
+
+
+def checked(
+    name: str,
+    value: Any,
+    shape: Sequence[int | None],
+    dtype: torch.dtype | None = torch.float32,
+) -> Tensor:
+    """Return ``value`` as a finite CPU tensor of ``shape`` (None = any size).
+
+    dtype float32 accepts any floating type; int64 any integer type; bool only bool.
+    """
+    if not isinstance(value, Tensor):
+        try:
+            value = torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise RequestError(
+                f"{name} must be a tensor or array; got {type(value).__name__}."
+            ) from error
+    fits = value.ndim == len(shape) and all(
+        want is None or want == got for want, got in zip(shape, value.shape, strict=True)
+    )
+    if not fits:
+        wanted = ["any" if n is None else n for n in shape]
+        raise RequestError(f"{name} expected shape {wanted}; got {list(value.shape)}.")
+    kinds = {
+        torch.float32: value.is_floating_point(),
+        torch.int64: not value.is_floating_point()
+        and not value.is_complex()
+        and value.dtype != torch.bool,
+        torch.bool: value.dtype == torch.bool,
+    }
+    if dtype is not None and not kinds[dtype]:
+        raise RequestError(
+            f"{name} must be {str(dtype).removeprefix('torch.')}; "
+            f"got {str(value.dtype).removeprefix('torch.')}."
+        )
+    value = value.detach().to("cpu", dtype)
+    if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+        raise RequestError(f"{name} must be finite; got NaN or infinity. Check the sender.")
+    return value
+
+
+def _valid_cameras_first(images: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Move each row's valid cameras to the front and drop slots no row uses.
+
+    Order among valid cameras is kept; a masked camera has no token, so moving it changes nothing.
+    """
+    if not bool(mask.any(dim=1).all()):
+        row = int((~mask.any(dim=1)).nonzero()[0])
+        raise RequestError(
+            f"row {row} must have at least one camera image; got none. Send an image."
+        )
+    used = int(mask.sum(dim=1).max())
+    if bool(mask[:, :used].all()):
+        return images[:, :used].contiguous(), mask[:, :used].contiguous()
+    order = torch.argsort((~mask).to(torch.int8), dim=1, stable=True)[:, :used]
+    picked = torch.stack([images[row, order[row]] for row in range(images.shape[0])])
+    return picked, mask.gather(1, order)

@@ -1,0 +1,135 @@
+"""Real-time chunking inputs of a request: guided weights, or the known prefix of the trained mode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from phyai.errors import RequestError
+from phyai.models.pi.config import PiConfig, RTCConfig
+from phyai.rtc import prefix_weights
+from phyai.types import RTCOptions
+
+Mode = Literal["off", "guided", "trained"]
+
+
+def rtc_inputs(
+    config: PiConfig, rows: Sequence[RTCOptions | None]
+) -> tuple[Mode, dict[str, Tensor]]:
+    """Return the mode all rows share and its tensors; rows without RTC are switched off in them.
+
+    Raises: RequestError for a left-over or delay the checkpoint cannot use.
+    """
+    modes = {_mode(config, row) for row in rows if row is not None}
+    if not modes:
+        return "off", {}
+    if len(modes) > 1:
+        raise RequestError(
+            "rtc mode must be equal in all rows of a request; got guided and trained. "
+            "Send the rows as separate requests."
+        )
+    mode = modes.pop()
+    batch, chunk, width = len(rows), config.chunk_size, config.max_action_dim
+    prev = torch.zeros(batch, chunk, width)
+    if mode == "trained":
+        mask = torch.zeros(batch, chunk, width, dtype=torch.bool)
+        for i, row in enumerate(rows):
+            if row is not None:
+                left_over = _left_over(config, row)
+                delay = _trained_delay(config, row, len(left_over))
+                prev[i, :delay, : left_over.shape[1]] = left_over[:delay]
+                mask[i, :delay] = True
+        return mode, {"known.action.mask": mask, "known.action.value": prev}
+    weights, largest = torch.zeros(batch, chunk), torch.zeros(batch)
+    settings = config.rtc or RTCConfig()
+    for i, row in enumerate(rows):
+        if row is None:
+            continue
+        left_over = _left_over(config, row)
+        used = min(len(left_over), chunk)
+        prev[i, :used, : left_over.shape[1]] = left_over[:used]
+        horizon = _count("execution_horizon", row.execution_horizon, settings.execution_horizon, 1)
+        delay = _count("inference_delay", row.inference_delay, 0, 0)
+        schedule = row.schedule or settings.prefix_attention_schedule
+        weights[i] = prefix_weights(schedule, delay, min(horizon, len(left_over)), chunk)
+        largest[i] = _max_weight(row.max_guidance_weight, settings.max_guidance_weight)
+    return "guided", {"rtc.w": weights, "rtc.prev": prev, "rtc.max": largest}
+
+
+def as_rtc(value: Any) -> RTCOptions | None:
+    """Return option ``rtc`` as RTCOptions; a mapping with the same fields is accepted."""
+    if value is None or isinstance(value, RTCOptions):
+        return value if value is None or value.prev_chunk is not None else None
+    try:
+        options = RTCOptions(**dict(value))
+    except (TypeError, ValueError) as error:
+        raise RequestError(
+            "option rtc must be RTCOptions or a mapping of its fields (prev_chunk, "
+            f"inference_delay, execution_horizon, ...); got {value!r}."
+        ) from error
+    return as_rtc(options)
+
+
+def _mode(config: PiConfig, row: RTCOptions) -> Mode:
+    mode = row.mode or (config.rtc.mode if config.rtc is not None else "guided")
+    if mode not in ("guided", "trained"):
+        raise RequestError(f"rtc mode must be 'guided' or 'trained'; got {mode!r}.")
+    if mode == "trained" and config.rtc_training_max_delay < 1:
+        raise RequestError(
+            "rtc mode 'trained' needs a checkpoint trained for it (rtc_training_max_delay > 0); "
+            "this one is not. Use mode 'guided'."
+        )
+    return mode
+
+
+def _left_over(config: PiConfig, row: RTCOptions) -> Tensor:
+    try:
+        left_over = torch.as_tensor(row.prev_chunk, dtype=torch.float32).cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise RequestError("rtc prev_chunk must be an array [T, A] of numbers.") from error
+    if left_over.ndim != 2 or not len(left_over):
+        raise RequestError(
+            f"rtc prev_chunk expected shape [T, A] with T >= 1; got {list(left_over.shape)}."
+        )
+    if left_over.shape[1] > config.max_action_dim:
+        raise RequestError(
+            f"rtc prev_chunk must have at most {config.max_action_dim} action dims; "
+            f"got {left_over.shape[1]}."
+        )
+    if not bool(torch.isfinite(left_over).all()):
+        raise RequestError("rtc prev_chunk must be finite; got NaN or infinity.")
+    return left_over
+
+
+def _trained_delay(config: PiConfig, row: RTCOptions, length: int) -> int:
+    delay = _count("inference_delay", row.inference_delay, 0, 0)
+    limit = min(config.rtc_training_max_delay, config.chunk_size - 1)
+    if delay > limit:
+        raise RequestError(
+            f"rtc inference_delay must be at most {limit} for this checkpoint; got {delay}. "
+            "Infer earlier or use mode 'guided'."
+        )
+    if delay > length:
+        raise RequestError(
+            f"rtc prev_chunk must hold at least inference_delay={delay} rows; got {length}."
+        )
+    return delay
+
+
+def _count(name: str, value: Any, default: int, least: int) -> int:
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise RequestError(f"rtc {name} must be an integer >= {least}; got {value!r}.")
+    return value
+
+
+def _max_weight(value: Any, default: float) -> float:
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise RequestError(f"rtc max_guidance_weight must be a number > 0; got {value!r}.")
+    return float(value)

@@ -1,0 +1,48 @@
+"""Entry point of plugin ``pi0``; imports no torch."""
+
+from __future__ import annotations
+
+from phyai.hooks import AdapterManifest, Preset, hookimpl
+
+
+@hookimpl
+def phyai_adapter() -> AdapterManifest:
+    return AdapterManifest(
+        id="pi0",
+        summary="pi0: vision-language-action flow model with a continuous state token",
+        target="phyai.models.pi0.main_pi0:PI0Adapter",
+        args="phyai.models.pi0.main_pi0:PI0Args",
+        architectures=("pi0",),
+        key_probes=("state_proj.weight",),
+        capabilities={
+            "kind": "vla",
+            "action_dim": 32,
+            "horizon": 50,
+            "cameras": ["base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb"],
+            "options": ["seed", "noise", "num_steps", "rtc"],
+            "parallel": [],
+            "precisions": {
+                "fp32": ["float32"],
+                "bf16_openpi": ["bf16", "bfloat16"],
+                "bf16_lerobot": [],
+            },
+            "rtc": ["guided"],
+            "sessions": False,
+        },
+        presets=(
+            Preset(
+                "tiny",
+                "small random pi0 in the released LeRobot layout, built on first use",
+                "phyai.models.pi.presets:tiny_pi0",
+                "phyai.models.pi.presets:sample_observation",
+            ),
+            Preset(
+                "full-random",
+                "released size, random bf16 weights (7.1 GB), for memory and speed",
+                "phyai.models.pi.presets:full_random_pi0",
+                "phyai.models.pi.presets:sample_observation",
+            ),
+        ),
+        weights_licence="Apache-2.0 (openpi) with the Gemma terms of use",
+        golden="phyai.models.pi.golden:golden_runs",
+    )

@@ -1,0 +1,1 @@
+"""Tests of PhyAI; a package, so that `tests.golden_cases` and its like have one importable name."""

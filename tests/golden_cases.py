@@ -1,0 +1,192 @@
+"""Find golden case files below a folder and tell their kinds.
+
+A kind comes from the prefix (`case_`, `track_case_`, `preprocess_`), the metadata and the tensor
+names or keys inside; the rest of the file name, sizes and seeds mean nothing. What fits no kind, or
+more than one, has kind `UNKNOWN` with the reason in `problem`, and fails the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+PREFIXES = ("case_", "track_case_", "preprocess_")
+SUFFIXES = (".safetensors", ".json")
+FAMILIES = ("pi0", "pi05")
+UNKNOWN = "unknown"
+_MAX_HEADER_BYTES = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenCase:
+    """One case file.
+
+    set_root: nearest folder at or above the file, within the discovered folder, that holds a
+        config.json; None when there is none.
+    names: tensor names of a .safetensors file, keys of the records of a .json file.
+    """
+
+    path: Path
+    set_root: Path | None
+    kind: str
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    problem: str = ""
+
+
+def discover(folder: Path) -> list[GoldenCase]:
+    """Return every case at the top of ``folder`` and below it, sorted by path."""
+    return [_read(path, folder) for path in sorted(_case_files(folder))]
+
+
+def outputs(case: GoldenCase) -> tuple[str, ...]:
+    """Return the tensors of a model case that are results, so have to be compared."""
+    inputs: tuple[str, ...] = ("in.", "raw.")
+    return tuple(n for n in case.names if not n.startswith(inputs) and n != "noise")
+
+
+def _case_files(folder: Path) -> Iterator[Path]:
+    seen: set[str] = set()
+    for top, folders, files in os.walk(folder, followlinks=True):
+        real = os.path.realpath(top)
+        if real in seen:  # a loop of symbolic links
+            folders.clear()
+            continue
+        seen.add(real)
+        for name in files:
+            if name.startswith(PREFIXES) and name.endswith(SUFFIXES):
+                yield Path(top) / name
+
+
+def _read(path: Path, folder: Path) -> GoldenCase:
+    root = _set_root(path, folder)
+    try:
+        metadata, names = _header(path) if path.suffix == ".safetensors" else _keys(path)
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        return GoldenCase(path, root, UNKNOWN, problem=f"cannot be read: {error}")
+    kinds = [kind for kind, fits in _rules(path) if fits(frozenset(names), metadata)]
+    kind = kinds[0] if len(kinds) == 1 else UNKNOWN
+    problem = "" if len(kinds) == 1 else f"fits {kinds or 'no kind'}"
+    family = metadata.get("kind")
+    if family is not None and family not in FAMILIES:
+        kind, problem = UNKNOWN, f"is of the family {family!r}, not of {FAMILIES}"
+    return GoldenCase(path, root, kind, metadata, names, problem)
+
+
+def _set_root(path: Path, folder: Path) -> Path | None:
+    for parent in path.parents:
+        if (parent / "config.json").is_file():
+            return parent
+        if parent == folder:
+            break
+    return None
+
+
+def _header(path: Path) -> tuple[dict[str, str], tuple[str, ...]]:
+    with path.open("rb") as file:
+        start = file.read(8)
+        if len(start) < 8:
+            raise ValueError("no safetensors header")
+        (length,) = struct.unpack("<Q", start)
+        if length > min(_MAX_HEADER_BYTES, path.stat().st_size - 8):
+            raise ValueError("the safetensors header is longer than the file")
+        header: dict[str, Any] = json.loads(file.read(length))
+    metadata: dict[str, str] = header.pop("__metadata__", {})
+    return metadata, tuple(sorted(header))
+
+
+def _keys(path: Path) -> tuple[dict[str, str], tuple[str, ...]]:
+    records = json.loads(path.read_text(encoding="utf-8"))
+    if isinstance(records, dict):
+        records = [records]
+    return {}, tuple(sorted({key for record in records for key in record}))
+
+
+Names = frozenset[str]
+Rule = Callable[[Names, Mapping[str, str]], bool]
+
+
+def _some(names: Names, *, start: str = "", end: str = "") -> bool:
+    return any(name.startswith(start) and name.endswith(end) for name in names)
+
+
+def _is_rl(names: Names, meta: Mapping[str, str]) -> bool:
+    return "in.step_noise" in names or "modes" in meta
+
+
+def _is_trained(names: Names, meta: Mapping[str, str]) -> bool:
+    return meta.get("mode") == "trained" and "in.prev_chunk_left_over" in names
+
+
+def _is_guided(names: Names, meta: Mapping[str, str]) -> bool:
+    return meta.get("mode", "guided") == "guided" and "in.prev_chunk_left_over" in names
+
+
+def _is_end_to_end(names: Names, meta: Mapping[str, str]) -> bool:
+    return _some(names, start="raw.observation.") and "post.actions" in names
+
+
+def _is_policy(names: Names, meta: Mapping[str, str]) -> bool:
+    return "camera_order" in meta or _some(names, start="in.observation.images.")
+
+
+def _is_bf16(names: Names, meta: Mapping[str, str]) -> bool:
+    return _is_plain(names) and meta.get("dtype", "float32").startswith("bfloat16")
+
+
+def _is_base(names: Names, meta: Mapping[str, str]) -> bool:
+    return _is_plain(names) and meta.get("dtype", "float32") == "float32"
+
+
+def _is_plain(names: Names) -> bool:
+    special = {"in.step_noise", "in.prev_chunk_left_over"}
+    return {"in.images", "in.tokens", "in.noise", "actions"} <= names and not special & names
+
+
+_CASE_RULES: tuple[tuple[str, Rule], ...] = (
+    ("rl", _is_rl),
+    ("rtc_trained", _is_trained),
+    ("rtc_guided", _is_guided),
+    ("e2e", _is_end_to_end),
+    ("policy", _is_policy),
+    ("bf16", _is_bf16),
+    ("base", _is_base),
+)
+_TENSOR_RULES: tuple[tuple[str, Rule], ...] = (
+    (
+        "preprocess_lerobot",
+        lambda names, _: (
+            _some(names, end=".in_uint8_chw") or bool({"norm.in_state", "rel.in_state"} & names)
+        ),
+    ),
+    ("preprocess_images_openpi", lambda names, _: _some(names, end=".openpi_client_pil_uint8")),
+    (
+        "preprocess_norm_openpi",
+        lambda names, _: (
+            _some(names, start="stats.quantile.") or _some(names, start="stats.zscore.")
+        ),
+    ),
+    (
+        "preprocess_robot_openpi",
+        lambda names, _: any(
+            _some(names, start=robot) for robot in ("aloha.", "droid.", "libero.")
+        ),
+    ),
+)
+_RECORD_RULES: tuple[tuple[str, Rule], ...] = (
+    ("prompts_lerobot", lambda names, _: _some(names, start="hf_tokens_")),
+    ("prompts_openpi", lambda names, _: any(_some(names, start=f"{f}_tokens_") for f in FAMILIES)),
+)
+
+
+def _rules(path: Path) -> tuple[tuple[str, Rule], ...]:
+    if path.name.startswith("case_") and path.suffix == ".safetensors":
+        return _CASE_RULES
+    if path.name.startswith("preprocess_"):
+        return _TENSOR_RULES if path.suffix == ".safetensors" else _RECORD_RULES
+    return ()

@@ -1,0 +1,256 @@
+"""Rules of the source trees, as functions over parsed modules."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+CORE = ROOT / "phyai-core/src"
+MODEL_TREES = tuple(sorted(p for p in ROOT.glob("phyai-models-*/src") if p.is_dir()))
+SOURCE_TREES = (CORE, *MODEL_TREES)
+
+# Modules of `phyai` by layer; a module imports from its own layer or below.
+LAYERS = {
+    1: "errors types manifest env config_fields config_mapping config_yaml",
+    2: "kernels memory solver weights hub parallel timers",
+    3: "layers backbones cache graph cuda_graph guidance rtc known",
+    4: "adapter hooks plugins plugin_records plugin_rules services sessions binding",
+    5: "runner scheduler",
+    6: "engine engine_core engine_builder deployment",
+    # kernel, runtime and server are compatibility re-exports.
+    7: "cli profile testing kernel runtime server",
+}
+LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names.split()}
+TOP = max(LAYERS)
+# Pure configuration: stands on layer 1, and everything from layer 4 up may read it.
+CONFIG = "engine_config"
+CONFIG_LOWEST_READER = 4
+MODEL_LAYER = 4
+# (importing module, imported module): imports that may point upward, each with its reason.
+ALLOWED_UPWARD: frozenset[tuple[str, str]] = frozenset()
+
+FAMILY_WORDS = (
+    "groot", "gr00t", "cosmos", "minicpm", "siglip", "gemma", "paligemma", "openpi", "lerobot"
+)  # fmt: skip
+UNSAFE = frozenset(
+    {"torch.load", "pickle.load", "pickle.loads", "pickle.Unpickler", "marshal.load",
+     "marshal.loads", "eval", "exec", "yaml.load", "yaml.unsafe_load", "yaml.full_load"}
+)  # fmt: skip
+ENV_READERS = frozenset({"phyai.env", "phyai.plugins", "phyai.plugin_records"})
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One source file: its dotted name, path and parsed text."""
+
+    name: str
+    path: Path
+    text: str
+    tree: ast.Module
+
+
+def parse(name: str, text: str, path: Path = Path("made_up.py")) -> Module:
+    return Module(name, path, text, ast.parse(text, str(path)))
+
+
+def modules(tree_root: Path) -> list[Module]:
+    """Return every module below a source root."""
+    found = []
+    for path in sorted(tree_root.rglob("*.py")):
+        parts = list(path.relative_to(tree_root).with_suffix("").parts)
+        if parts[-1] == "__init__":
+            parts.pop()
+        found.append(parse(".".join(parts), path.read_text(encoding="utf-8"), path))
+    return found
+
+
+def module_names() -> frozenset[str]:
+    """Return the dotted names of all modules and folders of the source trees."""
+    names: set[str] = set()
+    for tree in SOURCE_TREES:
+        for module in modules(tree):
+            parts = module.name.split(".")
+            names |= {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
+    return frozenset(names)
+
+
+def plugin_folders() -> frozenset[str]:
+    """Return the folders of `phyai.models` that are models: those named by an entry point."""
+    found = set()
+    for tree in MODEL_TREES:
+        project = tomllib.loads((tree.parent / "pyproject.toml").read_text(encoding="utf-8"))
+        points = project["project"]["entry-points"]["phyai.plugins"]
+        found |= {value.split(".")[2] for value in points.values()}
+    return frozenset(found)
+
+
+# ---------------------------------------------------------------- layers
+
+
+def layer_violations(
+    module: Module, known_names: frozenset[str], models: frozenset[str]
+) -> list[str]:
+    """Return one line per import of the module that points upward or into another model."""
+    own = _own_layer(module.name)
+    if own is None:
+        return [f"{module.name}: the module has no layer; add it to LAYERS"]
+    return [
+        f"{module.name}:{line} imports {target}: {problem}"
+        for target, line in _imports(module, known_names)
+        if (problem := _judge(module.name, own, target, models))
+        and (module.name, target) not in ALLOWED_UPWARD
+    ]
+
+
+def _own_layer(name: str) -> int | None:
+    if name == "phyai":  # the facade
+        return TOP
+    if name.startswith("phyai.models."):
+        return MODEL_LAYER
+    return 1 if _is_config(name) else LAYER_OF.get(name.split(".")[1])
+
+
+def _is_config(name: str) -> bool:
+    return re.match(rf"phyai\.{CONFIG}(_|\.|$)", name) is not None
+
+
+def _judge(name: str, own: int, target: str, models: frozenset[str]) -> str:
+    if target == "phyai":
+        return "" if name.startswith("phyai.cli") else "the facade stands on top of everything"
+    if target.startswith("phyai.models"):
+        return _judge_model(name, target, models)
+    if _is_config(target):
+        low = own < CONFIG_LOWEST_READER and not _is_config(name)
+        return f"layer {own} may not read the engine config" if low else ""
+    of_target = LAYER_OF.get(target.split(".")[1])
+    if of_target is None:
+        return "the imported module has no layer; add it to LAYERS"
+    return f"layer {of_target} from layer {own}" if of_target > own else ""
+
+
+def _judge_model(name: str, target: str, models: frozenset[str]) -> str:
+    if not name.startswith("phyai.models."):
+        return "core never imports a model package"
+    own, other = name.split(".")[2], [*target.split("."), ""][2]
+    if other == own:
+        return ""
+    return "a model imports no other model" if other in models else ""
+
+
+def _imports(module: Module, known_names: frozenset[str]) -> Iterator[tuple[str, int]]:
+    """Yield (dotted name, line) of every run-time import below phyai, also inside functions."""
+    for node in _runtime_nodes(module.tree):
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            targets = _from_targets(module, node, known_names)
+        elif isinstance(node, ast.Call):
+            targets = _import_module_call(node)
+        else:
+            continue
+        for target in targets:
+            if target == "phyai" or target.startswith("phyai."):
+                yield target, node.lineno
+
+
+def _runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            for child in node.orelse:
+                yield child
+                yield from _runtime_nodes(child)
+            continue
+        yield node
+        yield from _runtime_nodes(node)
+
+
+def _from_targets(module: Module, node: ast.ImportFrom, known_names: frozenset[str]) -> list[str]:
+    base = node.module or ""
+    if node.level:
+        parts = module.name.split(".")
+        drop = node.level - (module.path.name == "__init__.py")
+        base = ".".join([*parts[: len(parts) - drop], *([base] if base else [])])
+    below = [f"{base}.{alias.name}" for alias in node.names if alias.name != "__version__"]
+    return [name if name in known_names else base for name in below]
+
+
+def _import_module_call(node: ast.Call) -> list[str]:
+    called = ast.unparse(node.func).split(".")[-1]
+    if called not in {"import_module", "__import__"} or not node.args:
+        return []
+    first = node.args[0]
+    return [str(first.value)] if isinstance(first, ast.Constant) else []
+
+
+# ---------------------------------------------------------------- names
+
+
+def name_pattern(known_plugins: Path = CORE / "phyai/known_plugins.json") -> re.Pattern[str]:
+    """Return what finds a model's name: family words anywhere, plugin ids and aliases as words."""
+    known = json.loads(known_plugins.read_text(encoding="utf-8"))
+    ids = {*known, *(alias for entry in known.values() for alias in entry.get("aliases", ()))}
+    parts = [*FAMILY_WORDS, *(rf"(?<![a-z0-9]){name}(?![a-z0-9])" for name in sorted(ids))]
+    parts.append(r"(?<![a-z0-9])(?:pi|\u03c0)_?0")
+    return re.compile(rf"(?i:{'|'.join(parts)})|(?<=[a-z0-9])P[iI]0")
+
+
+def model_names(text: str, pattern: re.Pattern[str]) -> list[str]:
+    """Return ``line: name`` for every model name in a Python text, comments included."""
+    return [
+        f"{number}: {match.group()}"
+        for number, line in enumerate(text.splitlines(), 1)
+        for match in pattern.finditer(line)
+    ]
+
+
+# ---------------------------------------------------------------- safety and environment
+
+
+def unsafe_uses(tree: ast.Module) -> list[str]:
+    """Return ``line: what`` for calls and imports that run or unpickle foreign data."""
+    return [f"{line}: {what}" for node in ast.walk(tree) for line, what in _unsafe(node)]
+
+
+def _unsafe(node: ast.AST) -> Iterable[tuple[int, str]]:
+    if isinstance(node, ast.Call) and (name := ast.unparse(node.func)) in UNSAFE:
+        yield node.lineno, name
+    if isinstance(node, ast.ImportFrom):
+        for alias in node.names:
+            if (name := f"{node.module}.{alias.name}") in UNSAFE:
+                yield node.lineno, name
+    if isinstance(node, ast.keyword):
+        harmless = isinstance(node.value, ast.Constant) and node.value.value is False
+        if node.arg == "allow_pickle" and not harmless:
+            yield node.value.lineno, "allow_pickle"
+        if node.arg == "trust_remote_code":
+            yield node.value.lineno, "trust_remote_code"
+    if isinstance(node, ast.Constant) and node.value == "trust_remote_code":
+        yield node.lineno, "trust_remote_code"
+
+
+def environment_reads(tree: ast.Module) -> list[str]:
+    """Return ``line: key`` for reads of PHYAI_ variables, and of keys that are no literal."""
+    found = []
+    for node in ast.walk(tree):
+        key = _environment_key(node)
+        literal = key.value if isinstance(key, ast.Constant) else None
+        if key is not None and (not isinstance(literal, str) or literal.startswith("PHYAI_")):
+            found.append(f"{key.lineno}: {ast.unparse(key)}")
+    return found
+
+
+def _environment_key(node: ast.AST) -> ast.expr | None:
+    if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("environ"):
+        return node.slice if isinstance(node.ctx, ast.Load) else None
+    if isinstance(node, ast.Call) and node.args:
+        called = ast.unparse(node.func)
+        return node.args[0] if called.endswith(("environ.get", "getenv", "environ.pop")) else None
+    if isinstance(node, ast.Compare) and ast.unparse(node.comparators[0]).endswith("environ"):
+        return node.left
+    return None

@@ -1,0 +1,169 @@
+"""The source trees keep the rules of `source_rules`, and the rules catch what they should."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.source_rules import (
+    CORE,
+    ENV_READERS,
+    ROOT,
+    SOURCE_TREES,
+    Module,
+    environment_reads,
+    layer_violations,
+    model_names,
+    module_names,
+    modules,
+    name_pattern,
+    parse,
+    plugin_folders,
+    unsafe_uses,
+)
+
+MAX_LINES = 450
+BANNED_FILES = {"utils.py", "helpers.py", "common.py"}
+ALL_MODULES = [module for tree in SOURCE_TREES for module in modules(tree)]
+NAMES = module_names()
+MODELS = plugin_folders()
+
+
+# ---------------------------------------------------------------- the rules, on the repository
+
+
+@pytest.mark.parametrize("module", ALL_MODULES, ids=lambda m: m.name)
+def test_imports_point_downward(module: Module) -> None:
+    assert layer_violations(module, NAMES, MODELS) == []
+
+
+@pytest.mark.parametrize("module", modules(CORE), ids=lambda m: m.name)
+def test_core_contains_no_model_name(module: Module) -> None:
+    assert model_names(module.text, name_pattern()) == []
+
+
+@pytest.mark.parametrize("module", ALL_MODULES, ids=lambda m: m.name)
+def test_nothing_is_unpickled_or_executed(module: Module) -> None:
+    assert unsafe_uses(module.tree) == []
+
+
+@pytest.mark.parametrize("module", ALL_MODULES, ids=lambda m: m.name)
+def test_environment_is_read_in_one_place(module: Module) -> None:
+    if module.name not in ENV_READERS:
+        assert environment_reads(module.tree) == []
+
+
+def test_files_are_short_and_not_called_a_drawer() -> None:
+    folders = [*SOURCE_TREES, ROOT / "tests", ROOT / "examples"]
+    files = [path for folder in folders for path in folder.rglob("*.py")]
+    lines = {p.relative_to(ROOT): p.read_text(encoding="utf-8").count("\n") for p in files}
+    assert {str(path): count for path, count in lines.items() if count > MAX_LINES} == {}
+    assert [str(path) for path in lines if path.name in BANNED_FILES] == []
+
+
+def test_every_package_holds_the_licence_and_py_typed() -> None:
+    licence = (ROOT / "LICENSE").read_bytes()
+    for tree in SOURCE_TREES:
+        assert (tree.parent / "LICENSE").read_bytes() == licence
+    assert (CORE / "phyai/py.typed").exists()
+    for tree in SOURCE_TREES[1:]:
+        for folder in (tree / "phyai/models").iterdir():
+            assert (folder / "py.typed").exists(), folder
+        assert not (tree / "phyai/__init__.py").exists()
+        assert not (tree / "phyai/models/__init__.py").exists()
+    assert not (CORE / "phyai/models").exists()
+
+
+# ---------------------------------------------------------------- the rules catch what they should
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("phyai.solver", "from phyai.engine import Engine"),
+        ("phyai.solver", "from phyai import engine"),
+        ("phyai.solver", "from phyai import Engine"),
+        ("phyai.solver", "import phyai.runner as r"),
+        ("phyai.solver", "from .cache import Cache"),
+        ("phyai.solver", "def f():\n    from phyai.cache import Cache"),
+        ("phyai.solver", "def f():\n    importlib.import_module('phyai.engine')"),
+        ("phyai.solver", "if TYPE_CHECKING:\n    pass\nelse:\n    import phyai.engine"),
+        ("phyai.cache", "from phyai.engine_config import EngineConfig"),
+        ("phyai.engine_config", "from phyai.hub import resolve"),
+        ("phyai.runner", "import phyai.models.pi05.plugin"),
+        ("phyai.runner", "import phyai.not_in_the_table"),
+        ("phyai.not_in_the_table", ""),
+        ("phyai.models.pi05.model", "from phyai.runner import run"),
+        ("phyai.models.pi05.model", "from phyai.testing import tiny"),
+        ("phyai.models.pi05.model", "from phyai import Engine"),
+        ("phyai.models.pi05.model", "from phyai.models.pi0 import plugin"),
+        ("phyai.models.pi05.model", "from ..pi0 import plugin"),
+        ("phyai.models.pi.gemma", "from phyai.models.pi05 import plugin"),
+    ],
+)
+def test_violation_is_found(name: str, text: str) -> None:
+    assert len(layer_violations(parse(name, text), NAMES, MODELS)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("phyai.runner", "from phyai.cache import Cache\nimport torch"),
+        ("phyai.solver", "if TYPE_CHECKING:\n    from phyai.engine import Engine"),
+        ("phyai.adapter", "from phyai.engine_config import EngineConfig"),
+        ("phyai.engine_config", "from phyai.env import read\nimport phyai.engine_config_parallel"),
+        ("phyai.cli.app", "from phyai import Engine, __version__"),
+        ("phyai.solver", "from phyai import __version__"),
+        ("phyai.models.pi05.model", "from phyai.models.pi.gemma import Block\nimport phyai.cache"),
+        ("phyai.models.pi05.model", "from ..pi import gemma"),
+        ("phyai.models.pi05.model", "from . import plugin"),
+    ],
+)
+def test_downward_import_is_fine(name: str, text: str) -> None:
+    assert layer_violations(parse(name, text), NAMES, MODELS) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["class PI05Args", "load_pi05", "GemmaBlock", "'openpi'", "# as LeRobot does", "pi_0",
+     "loadPI0", "SigLIP", "minicpm_robot", "π0"],
+)  # fmt: skip
+def test_model_name_is_found(text: str) -> None:
+    assert model_names(f"x = 1\n{text}\n", name_pattern())[0].startswith("2: ")
+
+
+@pytest.mark.parametrize("text", ["math.pi * 0.5", "api0 = 1", "api05", "position", "math.pi"])
+def test_other_words_are_no_model_names(text: str) -> None:
+    assert model_names(text, name_pattern()) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["torch.load(p)", "pickle.loads(b)", "from pickle import loads", "eval('1')", "exec(code)",
+     "f(trust_remote_code=True)", "f(**{'trust_remote_code': 1})", "np.load(p, allow_pickle=True)",
+     "yaml.load(t)"],
+)  # fmt: skip
+def test_unsafe_use_is_found(text: str) -> None:
+    assert len(unsafe_uses(parse("x", text).tree)) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["model.eval()", "json.loads(t)", "np.load(p, allow_pickle=False)", "yaml.safe_load(t)"]
+)
+def test_safe_use_is_fine(text: str) -> None:
+    assert unsafe_uses(parse("x", text).tree) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["os.environ['PHYAI_X']", "os.environ.get('PHYAI_X', '')", "os.getenv(name)",
+     "'PHYAI_X' in os.environ", "environ[KEY]"],
+)  # fmt: skip
+def test_environment_read_is_found(text: str) -> None:
+    assert len(environment_reads(parse("x", text).tree)) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["os.environ['WORLD_SIZE']", "dict(os.environ)", "os.environ['PHYAI_X'] = '1'"]
+)
+def test_other_environment_use_is_fine(text: str) -> None:
+    assert environment_reads(parse("x", text).tree) == []
