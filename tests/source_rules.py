@@ -20,7 +20,7 @@ LAYERS = {
     1: "errors types manifest env config_fields config_mapping config_yaml",
     2: "kernels memory solver weights hub parallel timers",
     3: "layers backbones cache graph cuda_graph guidance rtc known",
-    4: "adapter hooks plugins plugin_records plugin_rules services sessions binding",
+    4: "adapter golden hooks plugins plugin_records plugin_rules services sessions binding",
     5: "runner scheduler",
     6: "engine engine_core engine_builder deployment",
     # kernel, runtime and server are compatibility re-exports.

@@ -224,8 +224,11 @@ def test_two_revisions() -> None:
 # ---------------------------------------------------------------- downloads
 
 
-def test_download_takes_only_what_is_needed(server: StandIn, tmp_path: Path) -> None:
+def test_download_takes_only_what_is_needed(
+    server: StandIn, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     folder = fetch(server, tmp_path / "cache")
+    assert capfd.readouterr().err == ""  # progress=False
     held = {str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file()}
     assert held == {
         "config.json", "model.safetensors", "assets/arm/norm_stats.json", "tokenizer.model"

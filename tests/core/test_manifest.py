@@ -23,6 +23,7 @@ GOOD = AdapterManifest(
     aliases=("act_so100",),
     presets=(Preset("tiny", "Small and random.", "act.tiny:build", "act.tiny:sample"),),
     weights_licence="Apache-2.0",
+    golden="act.golden:runs",
 )
 
 
@@ -58,6 +59,7 @@ def test_a_good_manifest_passes() -> None:
         ({"presets": [GOOD.presets[0]]}, ["presets", "tuple"]),
         ({"presets": (Preset("tiny", "x", "build"),)}, ["presets['tiny'].build"]),
         ({"presets": (Preset("tiny", "x", "a:b", "sample"),)}, ["presets['tiny'].sample"]),
+        ({"golden": "act.golden"}, ["golden", "package.module:Name"]),
         ({"weights_licence": None}, ["weights_licence"]),
         ({"capabilities": {"dtype": object()}}, ["capabilities", "JSON"]),
         ({"capabilities": {"limit": float("nan")}}, ["capabilities", "JSON"]),

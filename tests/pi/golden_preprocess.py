@@ -379,9 +379,7 @@ def check_e2e_processing(path: Path) -> None:
     case = _load(path)
     model = meta["kind"]
     folder = path.parent
-    relative = meta.get("relative_actions") == "True"
-    name = "processors_rel" if relative and (folder / "processors_rel").is_dir() else None
-    processors = _beside(path, name or "processors_abs")
+    processors = _processor_folder(folder, meta.get("relative_actions") == "True")
     config = PiConfig.from_folder(folder, model)  # type: ignore[arg-type]
     processor = Processor.from_checkpoint(
         folder,
@@ -406,6 +404,19 @@ def check_e2e_processing(path: Path) -> None:
     commands = processor.actions(actions[0], row)
     case.close("post.actions", commands[None], atol=FLOAT_ATOL, rtol=NORM_RTOL)
     case.done()
+
+
+def _processor_folder(root: Path, relative: bool) -> Path:
+    """Return the folder of processor files whose actions are relative, or absolute, as asked."""
+    for file in sorted(root.rglob("policy_postprocessor.json")):
+        steps = json.loads(file.read_text(encoding="utf-8"))["steps"]
+        enabled = any(
+            step["registry_name"] == "absolute_actions_processor" and step["config"]["enabled"]
+            for step in steps
+        )
+        if enabled == relative:
+            return file.parent
+    raise AssertionError(f"{root}: no processor files with relative actions {relative}")
 
 
 def e2e_observation(

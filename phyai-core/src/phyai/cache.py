@@ -1,4 +1,4 @@
-"""Static buffers of one (key, batch bucket, branch): a request's inputs and what encode made of them."""
+"""Static buffers of one (key, batch bucket, branch): inputs and what encode made of them."""
 
 from __future__ import annotations
 

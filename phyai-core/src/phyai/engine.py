@@ -160,7 +160,7 @@ class Engine:
     # ------------------------------------------------------------ life cycle
 
     def setup(self) -> None:
-        """Start managed workers; nothing to do inline. Raises EngineUnavailableError when closed."""
+        """Start managed workers (none inline). Raises EngineUnavailableError when closed."""
         self._check_open()
 
     def close(self) -> None:

@@ -70,6 +70,8 @@ class EngineCore:
         self.device: torch.device = resolve_device(config)
         if config.runtime.num_threads is not None:
             torch.set_num_threads(config.runtime.num_threads)
+        if config.runtime.seed is not None:
+            torch.manual_seed(config.runtime.seed)
         self.lock = threading.Lock()
         self.closed = False
         self.load_report: LoadReport | None = None
@@ -188,6 +190,11 @@ def max_rows(args: AdapterArgs) -> int:
 
 def _graph_backend(config: EngineConfig, device: torch.device) -> Any:
     backend = config.runtime.graph_backend
+    if config.runtime.debug_tensor_dump_dir is not None:
+        log.warning("tensor dump is on: graphs are off")
+        return "eager"
+    if backend == "cuda" and not config.runtime.use_cuda_graph:
+        return "eager"
     if backend != "auto":
         if backend == "cuda" and device.type != "cuda":
             raise ConfigError(

@@ -1,6 +1,6 @@
 """What an adapter says about itself before any of its code is loaded.
 
-Layer 1, torch-free and JSON-serialisable: `phyai plugins` prints manifests without importing a model.
+Layer 1, torch-free and JSON-serialisable: manifests are printed without importing a model.
 """
 
 from __future__ import annotations

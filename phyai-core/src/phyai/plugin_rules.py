@@ -236,6 +236,8 @@ def check_manifest(manifest: AdapterManifest, plugin_id: str, *, on_disk: bool =
     if not isinstance(manifest.weights_licence, str):
         raise _broken(plugin_id, "weights_licence", "be a string", manifest.weights_licence)
     objects = {"target": manifest.target, "args": manifest.args} if on_disk else {}
+    if manifest.golden:
+        objects["golden"] = manifest.golden
     for preset in presets:
         objects[f"presets[{preset.name!r}].build"] = preset.build
         if preset.sample:

@@ -54,14 +54,12 @@ def prefix_weights(schedule: str, delay: int, horizon: int, chunk_size: int) -> 
 
 
 def guidance_weight(sigma: float) -> float:
-    """Return g(sigma) before the per-row maximum: (1-tau)/tau * ((1-tau)^2 + tau^2)/(1-tau)^2, tau = 1-sigma.
+    """Return g(sigma) = (1-tau)/tau * ((1-tau)^2 + tau^2)/(1-tau)^2 with tau = 1-sigma.
 
-    Infinity at tau = 0, where the maximum decides.
+    Infinity at both ends, where the row's maximum decides.
     """
     tau = 1.0 - sigma
-    if tau <= 0.0:
-        return math.inf
-    if sigma == 0.0:
+    if tau <= 0.0 or sigma <= 0.0:
         return math.inf
     return sigma / tau * ((sigma * sigma + tau * tau) / (sigma * sigma))
 

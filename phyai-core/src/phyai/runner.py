@@ -45,7 +45,7 @@ class Runner:
         self.solver: Solver = binder.bind_part("phyai_solver", adapter.solver())
         self.output = binder.bind_part("phyai_output", adapter.output())
         self.network: Denoiser = binder.bind_denoiser("network", adapter.denoiser())
-        self.wrap_prediction = lambda inner: binder.bind_denoiser("prediction", inner)
+        self._binder = binder
         self.validators = binder.validators()
         self.max_live_caches = max_live_caches
         self._bound: OrderedDict[tuple[Key, int], _Bound] = OrderedDict()
@@ -78,6 +78,10 @@ class Runner:
         self.adapter.refresh()
         for bound in self._bound.values():
             _prepare_grid(bound.predict, bound.grid)
+
+    def wrap_prediction(self, predict: Denoiser) -> Denoiser:
+        """Apply the hooks outside guidance; at set-up of a key, never during a request."""
+        return self._binder.bind_denoiser("prediction", predict)
 
     def close(self) -> None:
         while self._bound:
@@ -125,7 +129,7 @@ class Runner:
 
 
 class _Bound:
-    """What one (key, batch bucket) owns: its cache, its grid, its composed prediction, its graphs."""
+    """What one (key, batch bucket) owns: cache, grid, composed prediction, graphs."""
 
     def __init__(self, runner: Runner, key: Key, bucket: int, name: str) -> None:
         self.runner, self.key = runner, key

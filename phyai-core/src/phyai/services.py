@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,9 +11,6 @@ from phyai.graph import GraphService
 from phyai.kernels import KernelTable
 from phyai.memory import Arena
 from phyai.timers import Profile
-
-if TYPE_CHECKING:
-    from phyai.engine_config import EngineConfig
 
 Progress = Callable[[int, int, str], None]
 """progress(done_bytes, total_bytes, name)."""

@@ -70,11 +70,12 @@ class VisionLayer(nn.Module):
         batch, tokens, width = x.shape
         q, k, v = (
             t.view(batch, tokens, self.heads, self.head_dim)
-            for t in self.qkv(self.norm1(x)).split(width, dim=-1)
+            for t in torch.split(self.qkv(self.norm1(x)), width, dim=-1)
         )
         mixed = self._attention(q, k, v, self.head_dim**-0.5)
         x = x + self.out(mixed.reshape(batch, tokens, width))
-        return x + self.fc2(self._gelu(self.fc1(self.norm2(x))))
+        out: Tensor = x + self.fc2(self._gelu(self.fc1(self.norm2(x))))
+        return out
 
 
 class VisionTower(nn.Module):

@@ -23,7 +23,7 @@ CASE_PREFIXES = ("case_", "track_case_", "preprocess_")
 
 @dataclass(frozen=True)
 class CaseResult:
-    """One run of one case file. ``comparisons`` empty means the adapter cannot run this kind yet."""
+    """One run of one case file; no comparisons = the adapter cannot run this kind yet."""
 
     path: Path
     label: str
@@ -58,7 +58,7 @@ class GoldenRunner:
         self._engines: dict[str, Engine] = {}
 
     def run(self, path: Path, root: Path) -> list[CaseResult]:
-        """Return one result per run of the case; an empty result when no run exists for its kind."""
+        """Return one result per run of the case; an empty one when its kind has no run."""
         runs = self._runs(path, root)
         if not runs:
             return [CaseResult(path, path.stem, ())]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -84,7 +84,7 @@ class PiArgs(AdapterArgs):
     state_prompt_dim: int | None = None
     state_in_prompt: bool | None = None
     default_prompt: str | None = None
-    overlong: str = "error"
+    overlong: Literal["error", "truncate"] = "error"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -313,7 +313,7 @@ class PiAdapter(Adapter):
 
     def _buffers(self, key: Key) -> Mapping[str, BufferSpec]:
         shape = self.prefix_shape(key, 1)
-        return {**self.prefix.buffers(shape), **self.network.buffers(shape.stride)}
+        return {**self.prefix.cache_buffers(shape), **self.network.cache_buffers(shape.stride)}
 
 
 class PiConditioning:

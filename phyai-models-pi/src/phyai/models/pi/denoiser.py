@@ -1,4 +1,4 @@
-"""What pi0 and pi0.5 denoisers share: action heads, expert, and tables that depend on weights and grid."""
+"""What the denoisers share: action heads, expert, and tables that depend on weights and grid."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class PiDenoiser(nn.Module):
         self.tables: dict[tuple[float, ...], Tables] = {}
         self._silu = self.heads.select("silu")
 
-    def buffers(self, stride: int) -> Mapping[str, BufferSpec]:
-        return self.actions.buffers(stride)
+    def cache_buffers(self, stride: int) -> Mapping[str, BufferSpec]:
+        return self.actions.cache_buffers(stride)
 
     def encode(self, cache: Cache) -> None:
         """Fill what the steps need besides the prefix K/V; once per request."""

@@ -1,4 +1,4 @@
-"""The action expert: a decoder stack whose layer i attends to the language model's K/V of layer i."""
+"""The action expert: its layer i attends to the language model's K/V of layer i."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Modulation = Callable[[int], Tensor]
 
 
 class Expert(nn.Module):
-    """Layers and final norm; ``adaptive`` norms take a modulation (pi0.5), plain ones none (pi0)."""
+    """Layers and final norm; ``adaptive`` norms take a modulation (pi0.5), plain ones none."""
 
     def __init__(self, config: GemmaConfig, at: Placement, *, adaptive: bool) -> None:
         super().__init__()

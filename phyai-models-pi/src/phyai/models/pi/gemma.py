@@ -90,9 +90,9 @@ class DecoderLayer(nn.Module):
         self._gated = at.select("gated_residual")
 
     def project(self, n: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q [.., T, H, D], k and v [.., T, K, D] of n [B, T, W], rotated by cos, sin [B, T, D]."""
+        """Return q [B, T, H, D], k and v [B, T, K, D] of n [B, T, W]; cos, sin [B, T, D] rotate."""
         batch, tokens, _ = n.shape
-        q, k, v = self.qkv(n).split([self.q_size, self.kv_size, self.kv_size], dim=-1)
+        q, k, v = torch.split(self.qkv(n), [self.q_size, self.kv_size, self.kv_size], dim=-1)
         q = self._rope(q.view(batch, tokens, self.heads, self.head_dim), cos, sin)
         k = self._rope(k.view(batch, tokens, self.kv_heads, self.head_dim), cos, sin)
         return q, k, v.view(batch, tokens, self.kv_heads, self.head_dim)
@@ -100,7 +100,7 @@ class DecoderLayer(nn.Module):
     def project_kv(self, n: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Return only k and v of ``project``, at their cost."""
         batch, tokens, _ = n.shape
-        k, v = self.qkv.tail(n, 1).split(self.kv_size, dim=-1)
+        k, v = torch.split(self.qkv.tail(n, 1), self.kv_size, dim=-1)
         k = self._rope(k.view(batch, tokens, self.kv_heads, self.head_dim), cos, sin)
         return k, v.view(batch, tokens, self.kv_heads, self.head_dim)
 

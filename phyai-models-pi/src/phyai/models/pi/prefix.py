@@ -1,7 +1,7 @@
 """The prefix: cameras and prompt through the vision tower and the language model, K/V kept.
 
-Only valid tokens are computed (see ``plan``), cameras of all rows go through the tower as one batch,
-and the last layer computes K/V only.
+Only valid tokens are computed (see ``plan``), the cameras of all rows go through the tower as one
+batch, and the last layer computes K/V only.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Prefix(nn.Module):
         self._dense = stack.select("attention", head_dim=text.head_dim, masked=False)
         self._masked = stack.select("attention", head_dim=text.head_dim, masked=True)
 
-    def buffers(self, shape: PrefixShape) -> Mapping[str, BufferSpec]:
+    def cache_buffers(self, shape: PrefixShape) -> Mapping[str, BufferSpec]:
         """Return the cache buffers of one cache, per row."""
         text = self.config.text
         kv = BufferSpec(
@@ -168,7 +168,7 @@ class Prefix(nn.Module):
         padded.index_copy_(0, q_slots, q)
         rows = padded[:-1].view(plan.rows, plan.max_len, heads, head_dim)
         mask = cache["prefix.key_mask"][:, : plan.max_len]
-        mixed = self._masked(rows, k, v, self.scale, key_mask=mask).flatten(0, 1)
+        mixed: Tensor = self._masked(rows, k, v, self.scale, key_mask=mask).flatten(0, 1)
         # the sentinel entry of a static plan reads row 0 again; nobody uses it
         return mixed.index_select(0, q_slots.clamp(max=mixed.shape[0] - 1))
 

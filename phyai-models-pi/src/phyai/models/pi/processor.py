@@ -18,10 +18,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from phyai.errors import RequestError, did_you_mean
-from phyai.models.pi.config import PiConfig, short_camera_name
+from phyai.models.pi.config import PiConfig
 from phyai.models.pi.images import check_image, missing_image, model_image
 from phyai.models.pi.normalize import to_absolute, to_relative
-from phyai.models.pi.processor_setup import ProcessorSettings, TokenizerSource, load_settings
+from phyai.models.pi.processor_setup import (
+    ProcessorSettings,
+    TokenizerSource,
+    camera_slots,
+    load_settings,
+)
 from phyai.models.pi.prompts import pad_state, prompt_parts
 from phyai.models.pi.tokenizer import Overlong, PromptTokenizer
 from phyai.types import Observation
@@ -67,7 +72,7 @@ class Processor:
         self._tokenizer_source = tokenizer
         self._tokenizer: PromptTokenizer | None = None
         self._tokenizer_lock = threading.Lock()
-        self._slots = _camera_slots(config, settings)
+        self._slots = camera_slots(config, settings)
 
     @classmethod
     def from_checkpoint(
@@ -384,21 +389,3 @@ def _host_array(actions: Any) -> Array:
     if isinstance(actions, Tensor):
         actions = actions.detach().cpu().float().numpy()
     return np.asarray(actions)
-
-
-def _camera_slots(config: PiConfig, settings: ProcessorSettings) -> dict[str, str]:
-    """Return every accepted camera name -> the checkpoint's key."""
-    real = config.cameras[: len(config.cameras) - config.empty_cameras]
-    by_short = {short_camera_name(camera): camera for camera in real}
-    slots = {**by_short, **{camera: camera for camera in real}}
-    for source, target in settings.rename_map.items():
-        camera = by_short.get(short_camera_name(target))
-        if camera is not None:
-            slots[source] = camera
-            slots[short_camera_name(source)] = camera
-    if settings.robot is not None:
-        for source, slot in settings.robot.cameras.items():
-            if slot in by_short:
-                slots[source] = by_short[slot]
-                slots[source.rpartition("/")[2]] = by_short[slot]
-    return slots

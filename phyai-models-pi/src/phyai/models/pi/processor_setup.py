@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from phyai.errors import CheckpointError, CheckpointNotFound, ConfigError
-from phyai.models.pi.config import PiConfig
+from phyai.models.pi.config import PiConfig, short_camera_name
 from phyai.models.pi.images import INTERPOLATIONS, Interpolation
 from phyai.models.pi.norm_stats import ACTION, STATE, Stats, find_openpi_stats, load_stats
 from phyai.models.pi.normalize import make_bool_mask, needed_stats, relative_mask
@@ -61,6 +61,24 @@ class ProcessorSettings:
     robot: RobotContract | None = None
     rename_map: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+
+
+def camera_slots(config: PiConfig, settings: ProcessorSettings) -> dict[str, str]:
+    """Return every accepted camera name -> the checkpoint's key."""
+    real = config.cameras[: len(config.cameras) - config.empty_cameras]
+    by_short = {short_camera_name(camera): camera for camera in real}
+    slots = {**by_short, **{camera: camera for camera in real}}
+    for source, target in settings.rename_map.items():
+        camera = by_short.get(short_camera_name(target))
+        if camera is not None:
+            slots[source] = camera
+            slots[short_camera_name(source)] = camera
+    if settings.robot is not None:
+        for source, slot in settings.robot.cameras.items():
+            if slot in by_short:
+                slots[source] = by_short[slot]
+                slots[source.rpartition("/")[2]] = by_short[slot]
+    return slots
 
 
 def load_settings(

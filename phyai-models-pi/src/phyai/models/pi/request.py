@@ -1,4 +1,4 @@
-"""Turns requests into Prepared batches: every check, the packing of cameras, noise and RTC inputs."""
+"""Turns checked rows into a Prepared batch: shapes and values, camera slots, key."""
 
 from __future__ import annotations
 
@@ -121,10 +121,10 @@ def checked(
             f"{name} must be {str(dtype).removeprefix('torch.')}; "
             f"got {str(value.dtype).removeprefix('torch.')}."
         )
-    value = value.detach().to("cpu", dtype)
-    if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+    out: Tensor = value.detach().to("cpu", dtype)
+    if out.is_floating_point() and not bool(torch.isfinite(out).all()):
         raise RequestError(f"{name} must be finite; got NaN or infinity. Check the sender.")
-    return value
+    return out
 
 
 def _valid_cameras_first(images: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

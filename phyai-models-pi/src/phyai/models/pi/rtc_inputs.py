@@ -1,4 +1,4 @@
-"""Real-time chunking inputs of a request: guided weights, or the known prefix of the trained mode."""
+"""Real-time chunking inputs of a request: guided weights, or the trained mode's known prefix."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Segment:
         self._masked = at.select("attention", head_dim=config.head_dim, masked=True)
         self._kv_write = at.select("kv_write")
 
-    def buffers(self, stride: int) -> Mapping[str, BufferSpec]:
+    def cache_buffers(self, stride: int) -> Mapping[str, BufferSpec]:
         name, rotation = self.name, BufferSpec((self.count, self.head_dim), self.dtype)
         return {
             f"{name}.cos": rotation,

@@ -42,8 +42,8 @@ class PI0Denoiser(PiDenoiser):
         self.state = Segment("state", 0, 1, config.expert, stack, precision.rope_freq)
         self._linear = self.heads.select("linear", in_features=width, out_features=width)
 
-    def buffers(self, stride: int) -> Mapping[str, BufferSpec]:
-        return {**super().buffers(stride), **self.state.buffers(stride)}
+    def cache_buffers(self, stride: int) -> Mapping[str, BufferSpec]:
+        return {**super().cache_buffers(stride), **self.state.cache_buffers(stride)}
 
     def build_tables(self, embedding: Tensor) -> Tables:
         width = self.config.expert.hidden_size
