@@ -13,6 +13,7 @@ from typing import Any
 import pluggy
 
 import phyai
+from phyai.plugin_rules import ADAPTER_METHODS
 
 
 def make_distribution(
@@ -83,11 +84,78 @@ def error_of(folder: Path, statement: str, **env: str) -> dict[str, Any]:
     """Return type names, message and cause of the exception that ``statement`` raises."""
     return ask(
         folder,
-        "import traceback\nresult = None\nfrom phyai import plugins\n"
+        "result = None\nfrom phyai import plugins\n"
         f"try:\n    {statement}\n"
         "except Exception as exc:\n"
         "    result = {'types': [t.__name__ for t in type(exc).__mro__], 'text': str(exc),\n"
-        "              'cause': type(exc.__cause__).__name__,\n"
-        "              'trace': ''.join(traceback.format_exception(exc))}\n",
+        "              'cause': type(exc.__cause__).__name__}\n",
         **env,
+    )
+
+
+# ---------------------------------------------------------------- toy plugins
+
+STATUS = """
+from phyai import plugins
+rows = plugins.inspect_all()
+result = {row["id"]: [row["status"], row["error"]] for row in rows}
+"""
+
+DUE = "from phyai.hooks import hookimpl\n"
+
+PLUGIN = """
+from phyai.hooks import AdapterManifest, hookimpl
+
+@hookimpl
+def phyai_adapter():
+    return AdapterManifest(id={id!r}, summary="A toy.", target={target!r}, args={args!r}{more})
+"""
+
+MODEL = """
+from dataclasses import dataclass
+
+@dataclass
+class Args:
+    size: int = 1
+
+class Model:
+    args_cls = Args
+    def __init__(self, args, config, services): pass
+""" + "".join(f"    def {name}(self, *a): pass\n" for name in ADAPTER_METHODS)
+
+
+def source(plugin_id: str, package: str, more: str = "") -> str:
+    return PLUGIN.format(
+        id=plugin_id, target=f"{package}.model:Model", args=f"{package}.model:Args", more=more
+    )
+
+
+def install(
+    folder: Path,
+    plugin_id: str,
+    code: str | None = None,
+    *,
+    dist: str | None = None,
+    version: str = "1.0",
+    more: str = "",
+    model: str = MODEL,
+) -> None:
+    """Install distribution ``dist`` (default ``<id>-dist``) with one adapter plugin."""
+    dist = dist or f"{plugin_id}-dist"
+    package = dist.replace("-", "_")
+    code = source(plugin_id, package, more) if code is None else code
+    make_distribution(
+        folder,
+        dist,
+        version,
+        {f"{package}.plugin": code, f"{package}.model": model},
+        {"phyai.plugins": {plugin_id: f"{package}.plugin"}},
+    )
+
+
+def install_hooks(folder: Path, name: str, code: str, *, dist: str | None = None) -> None:
+    dist = dist or f"{name}-dist"
+    package = dist.replace("-", "_")
+    make_distribution(
+        folder, dist, "1.0", {f"{package}.hooks": code}, {"phyai.hooks": {name: f"{package}.hooks"}}
     )

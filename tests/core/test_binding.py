@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -14,7 +13,6 @@ from phyai.binding import HookBinder
 from phyai.errors import PluginContractError, PluginError
 from phyai.hooks import hookimpl
 from phyai.plugins import PluginRecord, add_hooks, create_manager
-from tests.core.sandbox import ask, error_of, make_distribution
 
 ADAPTER, SERVICES = object(), object()
 
@@ -145,33 +143,6 @@ def test_the_own_module_may_come_as_a_record_and_leaves_the_manager_alone() -> N
     bound = HookBinder(manager, record, ADAPTER, SERVICES).bind_part("phyai_output", Out("own"))
     assert layers(bound) == ["m"]
     assert manager.list_name_plugin() == []
-
-
-def test_conflicting_distributions_are_told_apart_and_one_can_be_denied(tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    for name in ("fast", "slow"):
-        code = (
-            "from phyai.hooks import hookimpl\n"
-            "class Part:\n    def encode(self, cache): pass\n"
-            f"@hookimpl\ndef phyai_conditioning(adapter):\n    part = Part()\n"
-            f"    part.label = '{name}'\n    return part\n"
-        )
-        make_distribution(
-            site,
-            f"{name}-cond",
-            "1.0",
-            {f"{name}_cond": code},
-            {"phyai.hooks": {name: f"{name}_cond"}},
-        )
-    bind = (
-        "binding.HookBinder(plugins.load_hook_plugins(), None, None, None)"
-        ".bind_part('phyai_conditioning', None)"
-    )
-    error = error_of(site, f"from phyai import binding; {bind}")
-    assert "PluginContractError" in error["types"]
-    assert "'fast' and 'slow'" in error["text"]
-    code = f"from phyai import binding, plugins\nresult = {bind}.label"
-    assert ask(site, code, PHYAI_PLUGINS_BLOCK="fast") == "slow"
 
 
 # ---------------------------------------------------------------- wrapping

@@ -323,13 +323,14 @@ def to_mapping(config: object, path: str = "") -> dict[str, Any]:
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         raise ConfigError(f"{path or 'config'} must be a dataclass instance; got {config!r}.")
     return {
-        f.name: _export(raw_value(config, f.name), f"{path}.{f.name}" if path else f.name)
+        f.name: export(raw_value(config, f.name), f"{path}.{f.name}" if path else f.name)
         for f in dataclasses.fields(config)
         if f.init
     }
 
 
-def _export(value: Any, path: str) -> Any:
+def export(value: Any, path: str) -> Any:
+    """Return one field's value as plain YAML data; ConfigError starting with ``path``."""
     if isinstance(value, enum.Enum):
         return value.value
     if value is None or type(value) in (bool, int, float, str):
@@ -339,9 +340,9 @@ def _export(value: Any, path: str) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, (list, tuple)):
-        return [_export(item, f"{path}[{i}]") for i, item in enumerate(value)]
+        return [export(item, f"{path}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, Mapping):
-        return {key: _export(item, f"{path}.{key}") for key, item in value.items()}
+        return {key: export(item, f"{path}.{key}") for key, item in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return to_mapping(value, path)
     raise ConfigError(f"{path} {_NOT_YAML.format(value)}")
@@ -376,7 +377,7 @@ def describe(cls: type, path: str) -> tuple[FieldInfo, ...]:
             FieldInfo(
                 where,
                 type_text(hints[f.name]),
-                _export(raw_value(default, f.name), where),
+                export(raw_value(default, f.name), where),
                 variable.name if variable and where.startswith("config.") else "",
                 descriptor.help if descriptor else f.metadata.get("help", ""),
             )

@@ -277,12 +277,17 @@ class EngineConfig(Config):
         check_instance(self, "kernel", KernelConfig)
 
     @classmethod
-    def auto(cls) -> EngineConfig:
-        """Return the settings that suit this machine. Imports torch to look for CUDA."""
-        import torch
+    def auto(cls, target: str | None = None) -> EngineConfig:
+        """Return the settings that suit a device: ``target``, or what this machine has.
 
-        if torch.cuda.is_available():
-            return cls()
+        Without ``target`` this imports torch to look for CUDA.
+        """
+        if target is None:
+            import torch
+
+            target = "cuda" if torch.cuda.is_available() else "cpu"
+        if target != "cpu":
+            return cls(device=DeviceConfig(target=target))
         return cls(
             backends=BackendConfig(attn="sdpa", norm="torch"),
             device=DeviceConfig(target="cpu", params_dtype="float32"),

@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phyai.config_fields import raw_value
@@ -188,6 +189,7 @@ REGISTRY: tuple[EnvVar, ...] = (
     ),
     EnvVar("PHYAI_PLUGINS", "", parse_text, "plugins to allow, comma separated", "plugins"),
     EnvVar("PHYAI_PLUGINS_BLOCK", "", parse_text, "plugins to deny, comma separated", "plugins"),
+    EnvVar("PHYAI_CACHE", "", parse_text, "folder of built presets; ~/.cache/phyai", "cli"),
 )
 """Every PHYAI_* variable that core knows."""
 
@@ -205,6 +207,19 @@ def settings(environ: Mapping[str, str] | None = None) -> dict[EnvVar, Any]:
         for var in REGISTRY
         if var.field and source.get(var.name, "").strip()
     }
+
+
+def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
+    """Return the folder of what PhyAI builds itself: PHYAI_CACHE, XDG_CACHE_HOME/phyai or
+    ~/.cache/phyai. It may not exist yet.
+    """
+    source = os.environ if environ is None else environ
+    if own := source.get("PHYAI_CACHE", "").strip():
+        return Path(own).expanduser()
+    base = source.get("XDG_CACHE_HOME", "").strip()
+    # The XDG rules say that a relative path there counts as unset.
+    root = Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()
+    return root / "phyai"
 
 
 def unknown_names(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from phyai.services import Services
     from phyai.types import Tensors
     from phyai.weights import LoadReport
+
+log = logging.getLogger("phyai")
 
 OPTIONS = ("seed", "noise", "num_steps", "rtc")
 
@@ -172,6 +175,8 @@ class PiAdapter(Adapter):
             default_prompt=args.default_prompt,
             overlong=args.overlong,
         )
+        for warning in self.processor.warnings:
+            log.warning("plugin %s: %s", self.name, warning)
         return report
 
     def refresh(self) -> None:
