@@ -17,7 +17,7 @@ SOURCE_TREES = (CORE, *MODEL_TREES)
 
 # Modules of `phyai` by layer; a module imports from its own layer or below.
 LAYERS = {
-    1: "errors types manifest env config_fields config_mapping config_yaml",
+    1: "errors types manifest action_queue env config_fields config_mapping config_yaml",
     2: "kernels memory solver weights hub parallel timers",
     3: "layers backbones cache graph cuda_graph guidance rtc known",
     4: "adapter golden hooks plugins plugin_records plugin_rules services sessions binding",

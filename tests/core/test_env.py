@@ -70,7 +70,21 @@ def test_registry_is_complete_and_names_real_fields() -> None:
             fields = {f.name for f in dataclasses.fields(getattr(config, section))}
             assert {leaf, *var.clears} <= fields, var
         else:
-            assert var.read_by == "plugins"
+            assert var.read_by in ("plugins", "env")
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"PHYAI_CACHE": "/a/b", "XDG_CACHE_HOME": "/x"}, Path("/a/b")),
+        ({"PHYAI_CACHE": " ", "XDG_CACHE_HOME": "/x"}, Path("/x/phyai")),
+        ({"XDG_CACHE_HOME": "relative"}, Path("~/.cache/phyai").expanduser()),
+        ({}, Path("~/.cache/phyai").expanduser()),
+        ({"PHYAI_CACHE": "~/mine"}, Path("~/mine").expanduser()),
+    ],
+)
+def test_cache_dir_follows_own_variable_then_xdg(environ: dict[str, str], expected: Path) -> None:
+    assert env.cache_dir(environ) == expected
 
 
 def test_only_the_registry_and_discovery_read_phyai_variables() -> None:

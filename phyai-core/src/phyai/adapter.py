@@ -109,6 +109,13 @@ class Adapter:
     def close(self) -> None:
         """Release what ``load`` took; may be called twice."""
 
+    def expects(self) -> Mapping[str, Any]:
+        """Return what an Observation should hold, for messages to people; may be empty.
+
+        cameras: names in order.  state_dim: values of the state.  prompt: whether it must be sent.
+        """
+        return {}
+
     # ------------------------------------------------------------ a request
 
     def prepare(self, request: Any) -> Prepared:

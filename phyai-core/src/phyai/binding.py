@@ -206,6 +206,14 @@ class HookBinder:
             [(i.plugin_name, _bind_one(i, {}, "info")) for i in self._implementations(hook)[0]],
         )
 
+    def kernel_rows(self) -> list[Any]:
+        """Return the kernel rows of every plugin, the selected adapter's included."""
+        rows: list[Any] = []
+        for implementation in self._implementations("phyai_kernels")[0]:
+            with _Blame(implementation.plugin_name, "phyai_kernels"):
+                rows += list(_call(implementation, {}) or ())
+        return rows
+
     # ------------------------------------------------------------ internals
 
     def _is_own(self, implementation: pluggy.HookImpl) -> bool:

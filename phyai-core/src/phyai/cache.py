@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,9 +16,11 @@ from phyai.types import BufferSpec, Key, Prepared
 class Allocator(Protocol):
     """What a Cache needs of the memory service."""
 
-    def allocate(
-        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, zero: bool = True
-    ) -> Tensor: ...
+    def allocate_all(
+        self, specs: Mapping[str, tuple[Sequence[int], torch.dtype]], zero: bool = True
+    ) -> dict[str, Tensor]:
+        """Return a buffer per name, or allocate none and raise CapacityError."""
+        ...
 
     def release(self, prefix: str) -> int: ...
 
@@ -65,11 +67,12 @@ class Cache:
         self.inputs = CacheInputs({})
         self._memory = memory
         self._spec = dict(spec)
-        self._buffers: dict[str, Tensor] = {}
-        for buffer, wanted in self._spec.items():
-            shape = (capacity, *wanted.shape) if wanted.rows else wanted.shape
-            self._buffers[buffer] = memory.allocate(f"{name}/{buffer}", shape, wanted.dtype)
-        self.rows_valid = memory.allocate(f"{name}/rows_valid", (capacity,), torch.bool)
+        shapes: dict[str, tuple[Sequence[int], torch.dtype]] = {
+            buffer: ((capacity, *wanted.shape) if wanted.rows else wanted.shape, wanted.dtype)
+            for buffer, wanted in self._spec.items()
+        }
+        self._buffers = self._allocate({**shapes, ".rows_valid": ((capacity,), torch.bool)})
+        self.rows_valid = self._buffers.pop(".rows_valid")
 
     def __getitem__(self, name: str) -> Tensor:
         try:
@@ -128,7 +131,16 @@ class Cache:
         self._memory.release(f"{self.name}/")
 
     def _allocate_inputs(self, batch: Prepared) -> None:
-        for name, tensor in batch.tensors.items():
-            self.inputs.tensors[name] = self._memory.allocate(
-                f"{self.name}/in.{name}", (self.capacity, *tensor.shape[1:]), tensor.dtype
-            )
+        fresh = self._allocate(
+            {
+                f"in.{name}": ((self.capacity, *tensor.shape[1:]), tensor.dtype)
+                for name, tensor in batch.tensors.items()
+            }
+        )
+        self.inputs.tensors.update((n.removeprefix("in."), t) for n, t in fresh.items())
+
+    def _allocate(
+        self, shapes: Mapping[str, tuple[Sequence[int], torch.dtype]]
+    ) -> dict[str, Tensor]:
+        fresh = self._memory.allocate_all({f"{self.name}/{n}": s for n, s in shapes.items()})
+        return {name.removeprefix(f"{self.name}/"): tensor for name, tensor in fresh.items()}

@@ -16,7 +16,7 @@ import numpy as np
 
 from phyai import plugins
 from phyai.adapter import Adapter, AdapterArgs
-from phyai.deployment import DeploymentConfig, resolve_mode
+from phyai.deployment import DeploymentConfig, replica_devices, resolve_mode
 from phyai.engine_config import EngineConfig
 from phyai.engine_core import EngineCore
 from phyai.errors import ConfigError, EngineUnavailableError
@@ -60,8 +60,7 @@ class Engine:
     A request is an Observation (-> ActionChunk), a sequence of them (-> list of ActionChunk) or the
     plugin's own model request (-> model-space tensor).
 
-    >>> from phyai import Engine, EngineArgs, EngineConfig, DeviceConfig        # doctest: +SKIP
-    >>> args = EngineArgs("pi05", PI05Args(checkpoint_dir=folder))              # doctest: +SKIP
+    >>> args = EngineArgs(plugin_id, plugin_args)                               # doctest: +SKIP
     >>> with Engine(args) as engine:                                            # doctest: +SKIP
     ...     chunk = engine.step(observation)
     """
@@ -84,6 +83,7 @@ class Engine:
         self.config = EngineConfig.from_env(args.config)
         self.mode = resolve_mode(self.deployment, self.config.parallel, os.environ)
         _check_single(self.deployment, self.config)
+        self.config = _placed(self.deployment, self.config)
         self._queue: collections.deque[_Waiting] = collections.deque()
         self._wake = threading.Condition()
         self._worker: threading.Thread | None = None
@@ -243,6 +243,25 @@ def _closed_error() -> EngineUnavailableError:
     return EngineUnavailableError(
         "engine must be open to take requests; it is closed. Create a new Engine.",
         reason="closed",
+    )
+
+
+def _placed(deployment: DeploymentConfig, config: EngineConfig) -> EngineConfig:
+    """Return the config with the device the deployment names.
+
+    Raises: ConfigError when the two contradict each other: one of them is a mistake.
+    """
+    replicas = replica_devices(deployment, config.parallel)
+    if replicas is None:
+        return config
+    device, target = replicas[0][0], config.device.target
+    if device == target:
+        return config
+    if target == "cuda" and device.startswith("cuda:"):
+        return config.replace(device=config.device.replace(target=device))
+    raise ConfigError(
+        f"DeploymentConfig.devices must agree with EngineConfig.device.target {target!r}; got "
+        f"{device!r}. Change one of them (PHYAI_DEVICE overrides the target)."
     )
 
 

@@ -134,6 +134,10 @@ class RuntimeConfig(Config):
     graph_backend: GraphBackend = field(
         default="auto", metadata=_help("auto = cuda on a CUDA device with use_cuda_graph, or eager")
     )
+    static_shapes: bool | None = field(
+        default=None,
+        metadata=_help("pad batches to full buckets; null = with graphs only, true = eager too"),
+    )
     memory_budget_bytes: int | None = field(
         default=None, metadata=_help("limit of static buffers; null = none")
     )
@@ -170,6 +174,8 @@ class RuntimeConfig(Config):
 
     def __post_init__(self) -> None:
         check_bool(self, "use_cuda_graph", "freeze_kernel_choices", "flashinfer_autotune")
+        if self.static_shapes is not None:
+            check_bool(self, "static_shapes")
         check_choice(self, "graph_backend", get_args(GraphBackend))
         check_int(self, "max_live_caches", "flashinfer_workspace_bytes", minimum=1)
         check_int(self, "memory_budget_bytes", "num_threads", minimum=1, optional=True)

@@ -79,7 +79,11 @@ class EngineCore:
         self._adapter: Adapter | None = None
         manager = load_hook_plugins()
         self.services = Services(
-            graphs=GraphService(_graph_backend(config, self.device), self.device),
+            graphs=GraphService(
+                _graph_backend(config, self.device),
+                self.device,
+                static_shapes=config.runtime.static_shapes,
+            ),
             kernels=KernelTable(),
             memory=Arena(self.device, config.runtime.memory_budget_bytes),
             profile=Profile(self.device),
@@ -87,20 +91,13 @@ class EngineCore:
             dtype=config.device.params_dtype,
             progress=progress,
         )
-        for rows in manager.hook.phyai_kernels():
-            self.services.kernels.add(rows)
         try:
             started = time.perf_counter()
+            rows = HookBinder(manager, record, None, self.services).kernel_rows()
+            self.services.kernels.add(rows)
             self._adapter = cls(plugin_args, config, self.services)
             self.load_report = self._adapter.load()
             self.binder = HookBinder(manager, record, self._adapter, self.services)
-            self._runner = Runner(
-                self._adapter,
-                self.services,
-                self.binder,
-                Scheduler(max_rows(plugin_args), self.services.graphs.static_shapes),
-                config.runtime.max_live_caches,
-            )
             self._notify = {
                 name: self.binder.observers(name)
                 for name in (
@@ -110,8 +107,18 @@ class EngineCore:
                     "phyai_engine_closing",
                 )
             }
+            self._runner = Runner(
+                self._adapter,
+                self.services,
+                self.binder,
+                Scheduler(max_rows(plugin_args), self.services.graphs.static_shapes),
+                config.runtime.max_live_caches,
+            )
         except BaseException:
-            self.close()
+            try:
+                self.close()
+            except Exception as second:  # what went wrong first is what the caller must see
+                log.warning("closing after a failed start also failed: %r", second)
             raise
         log.info(
             "plugin %s ready in %.2f s on %s", plugin, time.perf_counter() - started, self.device
@@ -141,11 +148,11 @@ class EngineCore:
             prepare_ms = 1e3 * (time.perf_counter() - started)
             waiting = time.perf_counter()
             with self.lock:
-                queued_ms += 1e3 * (time.perf_counter() - waiting)
+                locked_ms = 1e3 * (time.perf_counter() - waiting)
                 runner = self.runner
                 self.services.profile.timers.reset()
                 result = runner.run(prepared)
-                timing = {"queue": queued_ms, "prepare": prepare_ms}
+                timing = {"queue": queued_ms + locked_ms, "prepare": prepare_ms}
                 timing.update(self.services.profile.timers.collect())
             timing["total"] = queued_ms + 1e3 * (time.perf_counter() - started)
         except BaseException as error:

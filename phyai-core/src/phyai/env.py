@@ -115,6 +115,12 @@ REGISTRY: tuple[EnvVar, ...] = (
     _var("VGPU_BACKEND", "backends.vgpu", _maybe_text, "SM partition back end"),
     _var("USE_CUDA_GRAPH", "runtime.use_cuda_graph", parse_bool, "capture and replay CUDA graphs"),
     _var("GRAPH_BACKEND", "runtime.graph_backend", parse_text, "auto, eager, inductor or cuda"),
+    _var(
+        "STATIC_SHAPES",
+        "runtime.static_shapes",
+        optional(parse_bool),
+        "pad batches to full buckets without graphs too",
+    ),
     _var("NUM_THREADS", "runtime.num_threads", _maybe_int, "CPU threads of one process"),
     _var("SEED", "runtime.seed", _maybe_int, "seed of the process"),
     _var("MEMORY_BUDGET_BYTES", "runtime.memory_budget_bytes", _maybe_int, "limit of buffers"),
@@ -189,7 +195,7 @@ REGISTRY: tuple[EnvVar, ...] = (
     ),
     EnvVar("PHYAI_PLUGINS", "", parse_text, "plugins to allow, comma separated", "plugins"),
     EnvVar("PHYAI_PLUGINS_BLOCK", "", parse_text, "plugins to deny, comma separated", "plugins"),
-    EnvVar("PHYAI_CACHE", "", parse_text, "folder of built presets; ~/.cache/phyai", "cli"),
+    EnvVar("PHYAI_CACHE", "", parse_text, "folder of built presets; ~/.cache/phyai", "env"),
 )
 """Every PHYAI_* variable that core knows."""
 

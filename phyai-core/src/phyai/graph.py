@@ -135,6 +135,9 @@ class Region:
 class GraphService:
     """Captures regions and keeps the most recently used ones.
 
+    static_shapes: None = what the back end needs; True makes eager the twin of the graphs, with
+    their buckets, pads and sentinels.
+
     A region's fn takes no arguments, reads and writes static buffers only, and gives the same
     result when it runs again on the same inputs: capturing runs it several times.
 
@@ -155,8 +158,10 @@ class GraphService:
         *,
         num_warmup_iters: int = 3,
         compile_options: Mapping[str, Any] | None = None,
+        static_shapes: bool | None = None,
     ) -> None:
         self.backend: GraphBackend = backend
+        self._static_shapes = backend != "eager" if static_shapes is None else static_shapes
         self.device = torch.device(device)
         self.limit, self.num_warmup_iters = limit, num_warmup_iters
         self.captures = 0
@@ -177,13 +182,18 @@ class GraphService:
                 f"graph backend 'cuda' needs a CUDA device; got {str(self.device)!r}. "
                 "Use 'inductor' or 'eager'."
             )
+        if not self._static_shapes and backend != "eager":
+            raise ConfigError(
+                f"static shapes must be on for graph backend {backend!r}; got {static_shapes!r}. "
+                "Leave the setting out, or use 'eager'."
+            )
         if limit < 1:
             raise ConfigError(f"graph limit must be at least 1; got {limit!r}. Raise it.")
 
     @property
     def static_shapes(self) -> bool:
-        """Whether batches must be padded to full buckets; eager runs exact shapes."""
-        return self.backend != "eager"
+        """Whether batches must be padded to full buckets; eager runs exact shapes by default."""
+        return self._static_shapes
 
     def capture(
         self,

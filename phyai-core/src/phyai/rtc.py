@@ -1,7 +1,7 @@
 """Real-time chunking: guide a new chunk towards what is left of the previous one.
 
-Formulas: guided RTC as LeRobot 0.6 ships it, whose Jacobian is exactly the identity, so no backward
-pass is needed. Trained RTC is not here: its prefix is a known part (``phyai.known``).
+Formulas: the guided form that is in wide use, whose Jacobian is exactly the identity, so no
+backward pass is needed. Trained RTC is not here: its prefix is a known part (``phyai.known``).
 """
 
 from __future__ import annotations

@@ -10,22 +10,25 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import torch
 
 from phyai.cache import Cache
-from phyai.errors import ActionRejected, ConfigError, PluginContractError
+from phyai.errors import ActionRejected, CapacityError, ConfigError, PluginContractError
 from phyai.known import Hold, impose
 from phyai.rtc import GuidedRTC
 from phyai.scheduler import Scheduler
-from phyai.types import ActionChunk, Denoiser, Key, Prediction, Prepared, Solver, Step
+from phyai.types import ActionChunk, Denoiser, Grid, Key, Prediction, Prepared, Solver, Step
 
 if TYPE_CHECKING:
     from phyai.adapter import Adapter
     from phyai.binding import HookBinder
     from phyai.services import Services
     from phyai.types import Tensors
+
+_Place: TypeAlias = tuple[Key, int]  # what a live cache belongs to: key and batch bucket
 
 
 class Runner:
@@ -61,23 +64,29 @@ class Runner:
     def run(self, batch: Prepared) -> Any:
         """Return one result per row (Observations) or the model-space tensors (model request)."""
         stage = self.services.profile.stage
-        bound = self._bind(batch.key, self.scheduler.batch_bucket(batch.rows))
+        place = (batch.key, self.scheduler.batch_bucket(batch.rows))
         with torch.no_grad():
-            with stage("load"):
-                bound.load(batch)
-            with stage("encode"):
-                bound.encode()
-            with stage("solve"):
-                bound.solve()
-            with stage("output"):
-                results = self._output(bound.result(), bound.cache, batch)
+            try:
+                with stage("load"):
+                    bound = self._load(place, batch)
+                with stage("encode"):
+                    bound.encode()
+                with stage("solve"):
+                    bound.solve()
+                with stage("output"):
+                    results = self._output(bound.result(), bound.cache, batch)
+            except BaseException:
+                self._forget(place)  # its buffers may hold NaN, or half a request
+                raise
+            with stage("validate"):
+                self._validate(results, batch)
         return results
 
     def refresh(self) -> None:
         """Rebuild weight-derived tables of every live grid, in place."""
         self.adapter.refresh()
         for bound in self._bound.values():
-            _prepare_grid(bound.predict, bound.grid)
+            _each(bound.predict, "prepare_grid", bound.grid)
 
     def wrap_prediction(self, predict: Denoiser) -> Denoiser:
         """Apply the hooks outside guidance; at set-up of a key, never during a request."""
@@ -85,7 +94,7 @@ class Runner:
 
     def close(self) -> None:
         while self._bound:
-            self._bound.popitem()[1].close()
+            self._forget(next(iter(self._bound)))
 
     # ------------------------------------------------------------ internals
 
@@ -99,12 +108,27 @@ class Runner:
         if batch.meta is None:
             return self.output.tensors(x, cache, batch)
         results = self.output.decode(x, cache, batch)
-        for chunk in results:
-            if isinstance(chunk, ActionChunk):
-                self._validate(chunk)
+        if len(results) != batch.rows:
+            raise PluginContractError(
+                f"output.decode of {self.adapter.name!r} must return one result per row; got "
+                f"{len(results)} for {batch.rows} rows."
+            )
         return results
 
-    def _validate(self, chunk: ActionChunk) -> None:
+    def _validate(self, results: Any, batch: Prepared) -> None:
+        """Block chunks nobody may execute. A model request is checked for finiteness alone."""
+        if batch.meta is None:
+            return
+        for chunk in results:
+            if isinstance(chunk, ActionChunk):
+                self._validate_chunk(chunk)
+
+    def _validate_chunk(self, chunk: ActionChunk) -> None:
+        if not np.isfinite(chunk.actions).all():
+            raise ActionRejected(
+                "actions must be finite in robot units; got NaN or infinity. Check the "
+                "checkpoint's statistics."
+            )
         for name, validator in self.validators:
             try:
                 problem = validator(chunk)
@@ -116,16 +140,38 @@ class Runner:
             if problem:
                 raise ActionRejected(f"validator {name!r} blocked the chunk: {problem}")
 
-    def _bind(self, key: Key, bucket: int) -> _Bound:
-        bound = self._bound.get((key, bucket))
+    def _load(self, place: _Place, batch: Prepared) -> _Bound:
+        """Bind and load; over the memory budget the least recent caches make room first."""
+        while True:
+            try:
+                bound = self._bind(place)
+                bound.load(batch)
+                return bound
+            except CapacityError:
+                self._forget(place)
+                if not self._bound:
+                    raise
+                self._forget(next(iter(self._bound)))
+
+    def _bind(self, place: _Place) -> _Bound:
+        bound = self._bound.get(place)
         if bound is None:
             while len(self._bound) >= self.max_live_caches:
-                self._bound.popitem(last=False)[1].close()
+                self._forget(next(iter(self._bound)))
             self._names += 1
-            bound = _Bound(self, key, bucket, f"cache{self._names}")
-            self._bound[key, bucket] = bound
-        self._bound.move_to_end((key, bucket))
+            bound = self._bound[place] = _Bound(self, *place, f"cache{self._names}")
+        self._bound.move_to_end(place)
         return bound
+
+    def _forget(self, place: _Place) -> None:
+        """Close a live cache, and drop its grid's tables when no other cache uses them."""
+        bound = self._bound.pop(place, None)
+        if bound is None:
+            return
+        bound.close()
+        sigmas = bound.grid[0].grid
+        if all(other.grid[0].grid != sigmas for other in self._bound.values()):
+            _each(bound.predict, "release_grid", bound.grid)
 
 
 class _Bound:
@@ -139,12 +185,16 @@ class _Bound:
                 f"guidance branches must be ('cond',) in this version; got {key.branches!r}. "
                 "Set guidance_scale to 1."
             )
+        self.grid = runner.solver.grid(key)
+        self.predict = self._compose(key)
         self.cache = Cache(
             name, key, bucket, runner.spec(key), services.memory, services.device, "cond"
         )
-        self.grid = runner.solver.grid(key)
-        self.predict = self._compose(key)
-        _prepare_grid(self.predict, self.grid)
+        try:
+            _each(self.predict, "prepare_grid", self.grid)
+        except BaseException:
+            self.cache.close()
+            raise
         self.x: Tensors = {}
         self._name = name
         self._regions: dict[str, Callable[[], Any]] = {}
@@ -154,13 +204,13 @@ class _Bound:
         plan = getattr(self.runner.conditioning, "plan", None)
         if plan is not None:
             plan(self.cache, batch)
+        if not self.x:
+            self._allocate_x()
 
     def encode(self) -> None:
         self._region("encode", self._encode, self.runner.conditioning)()
 
     def solve(self) -> None:
-        if not self.x:
-            self._allocate_x()
         self._region("solve", self._solve, self.runner.solver, self.predict)()
 
     def result(self) -> Tensors:
@@ -183,11 +233,12 @@ class _Bound:
             self.x[leaf].copy_(tensor)
 
     def _allocate_x(self) -> None:
-        memory = self.runner.services.memory
-        for leaf, tensor in self.runner.adapter.start(self.cache).items():
-            self.x[leaf] = memory.allocate(
-                f"{self.cache.name}/x.{leaf}", tuple(tensor.shape), tensor.dtype
-            )
+        start = self.runner.adapter.start(self.cache)
+        names = {leaf: f"{self.cache.name}/x.{leaf}" for leaf in start}
+        fresh = self.runner.services.memory.allocate_all(
+            {names[leaf]: (tuple(t.shape), t.dtype) for leaf, t in start.items()}
+        )
+        self.x = {leaf: fresh[name] for leaf, name in names.items()}
 
     def _compose(self, key: Key) -> Denoiser:
         """predict = RTC(Guidance(Hold(network)))."""
@@ -236,9 +287,10 @@ def _capture_safe(part: Any) -> bool:
     return all(getattr(p, "capture_safe", True) for p in _chain(part))
 
 
-def _prepare_grid(predict: Denoiser, grid: tuple[Step, ...]) -> None:
+def _each(predict: Denoiser, method: str, grid: Grid) -> None:
+    """Call the outermost part that has ``method`` (prepare_grid, release_grid) with the grid."""
     for part in _chain(predict):
-        prepare = getattr(part, "prepare_grid", None)
-        if prepare is not None:
-            prepare(grid)
+        call = getattr(part, method, None)
+        if call is not None:
+            call(grid)
             return

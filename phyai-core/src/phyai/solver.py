@@ -26,8 +26,8 @@ def float32(value: float) -> float:
 def uniform_grid(num_steps: int) -> Grid:
     """Return N steps at sigma_k = float32(1 - k/N), each with the stored dt = -1/N.
 
-    Source: LeRobot 0.6 pi0/pi05 sample loop: 1 + k*dt in double, rounded once to float32; an
-    accumulated or linspace grid differs by 1e-7 in sigma and up to 2e-4 in actions.
+    1 + k*dt is computed in double and rounded once: an accumulated or linspace grid differs by
+    1e-7 in sigma and by up to 2e-4 in actions.
     """
     if num_steps < 1:
         raise ConfigError(f"num_steps must be at least 1; got {num_steps!r}.")

@@ -213,7 +213,11 @@ CacheSpec: TypeAlias = Callable[[Key], Mapping[str, BufferSpec]]
 
 @runtime_checkable
 class Denoiser(Protocol):
-    """The bare network: what it predicts for x at one noise level."""
+    """The bare network: what it predicts for x at one noise level.
+
+    Optional methods: ``prepare_grid(grid)`` (re)writes per-step tables in place, at a grid's first
+    use and after a weight update; ``release_grid(grid)`` says no live cache uses the grid any more.
+    """
 
     prediction: Prediction
 

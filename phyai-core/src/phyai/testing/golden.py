@@ -37,7 +37,7 @@ class CaseResult:
 class GoldenRunner:
     """Runs cases of one plugin, keeping an engine per set of adapter arguments.
 
-    >>> GoldenRunner("pi05").run(path, root)                                    # doctest: +SKIP
+    >>> GoldenRunner(plugin_id).run(path, root)                                    # doctest: +SKIP
     """
 
     def __init__(self, plugin: str, config: EngineConfig | None = None) -> None:

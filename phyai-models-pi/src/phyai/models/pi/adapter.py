@@ -154,7 +154,8 @@ class PiAdapter(Adapter):
         )
         weights = PiWeights(self.model, args, folder)
         weights.check_model()
-        at = Placement(services.kernels, services.device, self.precision.stack)
+        rounding = self.precision.rounding_on(services.device)
+        at = Placement(services.kernels, services.device, self.precision.stack, rounding)
         self.prefix = Prefix(self.pi, self.precision, at, services.profile)
         self.network = self.denoiser_cls(self.pi, self.precision, at, services.profile)
         self.modules = nn.ModuleDict({"prefix": self.prefix, "expert": self.network})
@@ -187,6 +188,14 @@ class PiAdapter(Adapter):
 
     def dump_targets(self) -> Mapping[str, nn.Module]:
         return {"prefix": self.prefix, "expert": self.network}
+
+    def expects(self) -> Mapping[str, Any]:
+        processor = self.processor
+        return {
+            "cameras": processor.camera_names,
+            "state_dim": processor.state_dim if processor.needs_state else None,
+            "prompt": processor.settings.default_prompt is None,
+        }
 
     # ------------------------------------------------------------ a request
 

@@ -68,8 +68,22 @@ class PiDenoiser(nn.Module):
         self.actions.encode(cache)
 
     def prepare_grid(self, grid: Grid) -> None:
-        """(Re)write the tables of a grid, in place when they exist."""
+        """Build the tables of a new grid; several caches of one grid share them."""
         sigmas = grid[0].grid
+        if sigmas not in self.tables:
+            self.tables[sigmas] = self._fresh_tables(sigmas)
+
+    def release_grid(self, grid: Grid) -> None:
+        """Drop the tables of a grid: num_steps is a request's choice, so they would pile up."""
+        self.tables.pop(grid[0].grid, None)
+
+    def refresh(self) -> None:
+        """Rewrite every grid's tables in place, after a weight update."""
+        for sigmas, tables in self.tables.items():
+            for name, fresh in self._fresh_tables(sigmas).items():
+                tables[name].copy_(fresh)
+
+    def _fresh_tables(self, sigmas: tuple[float, ...]) -> Tables:
         device = self.action_in.weight.device
         with torch.no_grad():
             levels = torch.tensor([*sigmas, 0.0], dtype=torch.float32, device=device)
@@ -79,19 +93,9 @@ class PiDenoiser(nn.Module):
                 self.config.min_period,
                 self.config.max_period,
             )
-            fresh = self.build_tables(embedding)
-        self.profile.count("time_table_builds", 1)
-        old = self.tables.get(sigmas)
-        if old is None:
-            self.tables[sigmas] = fresh
-        else:
-            for name, table in fresh.items():
-                old[name].copy_(table)
-
-    def refresh(self) -> None:
-        """Rebuild every grid's tables after a weight update."""
-        for sigmas in list(self.tables):
-            self.prepare_grid((Step(0, sigmas[0], 0.0, sigmas),))
+            self.profile.count("time_table_rows", embedding.shape[0])
+            self.profile.count("time_table_builds")
+            return self.build_tables(embedding)
 
     @abstractmethod
     def build_tables(self, embedding: Tensor) -> Tables:

@@ -101,9 +101,6 @@ class Prefix(nn.Module):
         cache["prefix.lens"].copy_(plan.lens)
         places = torch.arange(cache["prefix.key_mask"].shape[1])
         cache["prefix.key_mask"].copy_(places[None] < plan.lens[:, None])
-        self.profile.count("vision_images", plan.images.numel())
-        self.profile.count("prompt_tokens", plan.token_ids.numel())
-        self.profile.count("prefix_tokens", plan.num_tokens)
 
     def encode(self, cache: Cache) -> None:
         """Fill K/V of every layer; inputs ``images`` [B, C, 3, S, S], and the plan's lists."""
@@ -122,6 +119,7 @@ class Prefix(nn.Module):
             self.rope_freq,
         )
         x, last = x.to(self.stack)[None], len(self.layers) - 1
+        self.profile.count("prefix_tokens", x.shape[1])
         full = recorder.wants("prefix.last_hidden")
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
@@ -147,8 +145,11 @@ class Prefix(nn.Module):
     def _embed(self, cache: Cache, index: Mapping[str, Tensor]) -> Tensor:
         """Return packed prefix embeddings [N, W]: image features unscaled, text times sqrt(W)."""
         parts = [self.embed(index["token_ids"])]
+        self.profile.count("prompt_tokens", parts[0].shape[0])
         if index["images"].numel():
             images = cache.inputs["images"].flatten(0, 1).index_select(0, index["images"])
+            self.profile.count("vision_calls")
+            self.profile.count("vision_images", images.shape[0])
             features = self.projector(self.vision(images))
             parts.insert(0, features.flatten(0, 1))
         return torch.cat(parts).index_select(0, index["order"])

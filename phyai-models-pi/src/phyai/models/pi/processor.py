@@ -150,6 +150,11 @@ class Processor:
         )
 
     @property
+    def camera_names(self) -> tuple[str, ...]:
+        """Cameras an observation may hold, as the robot or the checkpoint calls them."""
+        return self._expected()
+
+    @property
     def action_dim(self) -> int:
         return self.settings.action_dim
 

@@ -19,7 +19,7 @@ Point: TypeAlias = tuple[float, float]
 SIZE = 256
 VIEWS = ("base", "wrist")
 PROMPT = "put the red cube in the bowl"
-_OVERSAMPLING = 3
+_OVERSAMPLING = 2
 
 _WALL, _WALL_LOW = (206, 212, 217), (176, 184, 191)
 _TABLE, _TABLE_FAR, _GRAIN = (181, 137, 94), (160, 118, 80), (168, 125, 84)

@@ -51,7 +51,7 @@ _FREE = slice(ACTION_WIDTH, EXPERT.hidden_size - 1)
 _CONSTANT = EXPERT.hidden_size - 1
 _HEIGHT = 16.0
 _RMS = 1.75  # of the residual stream, measured
-_FAST_PAIRS = 3  # rotary pairs that turn faster than 0.2 rad per action are not used
+_FAST_PAIRS, _MEDIUM_PAIRS = 2, 6  # rotary pairs with periods below 20, and of 20 to 110 actions
 _TARGET_SIZE = 0.45  # of the normalised range
 
 _PALIGEMMA = "paligemma_with_expert.paligemma"
@@ -173,11 +173,12 @@ def _expert(draw: _Draw, *, adaptive: bool) -> None:
 
 
 def _slow_queries(query: Array) -> None:
-    """Make attention select few tokens, by slowly turning angles only."""
+    """Make attention select few tokens, other ones as the action's place moves along the chunk."""
     half = EXPERT.head_dim // 2
     pair = np.arange(query.shape[0]) % EXPERT.head_dim % half
     query[pair < _FAST_PAIRS] = 0.0
-    query *= 3.0
+    query[(pair >= _FAST_PAIRS) & (pair < _MEDIUM_PAIRS)] *= 4.0
+    query[pair >= _MEDIUM_PAIRS] *= 1.5
 
 
 def _action_heads(draw: _Draw) -> Array:
@@ -185,7 +186,7 @@ def _action_heads(draw: _Draw) -> Array:
     width = EXPERT.hidden_size
     inner = draw.full("action_in_proj.weight", width, ACTION_WIDTH)
     np.fill_diagonal(inner[_ACTION], 1.0)
-    offset = 0.5 * draw.normal("action_out_proj.bias", ACTION_WIDTH)
+    offset = 0.3 * draw.normal("action_out_proj.bias", ACTION_WIDTH)
     draw.full("action_out_proj.bias", ACTION_WIDTH)
     outer = draw.normal("action_out_proj.weight", ACTION_WIDTH, width, scale=_TARGET_SIZE)
     outer[:, _ACTION] = -np.eye(ACTION_WIDTH, dtype=np.float32)
@@ -204,7 +205,7 @@ def _pi05_heads(draw: _Draw) -> None:
 def _pi0_heads(draw: _Draw) -> None:
     width = EXPERT.hidden_size
     _action_heads(draw)
-    state = draw.linear("state_proj", width, STATE_WIDTH, scale=3.0)
+    state = draw.linear("state_proj", width, STATE_WIDTH, scale=10.0)
     state[_ACTION] = 0.0
     state[_CONSTANT] = 0.0
     draw.tensors["state_proj.bias"][_CONSTANT] = _HEIGHT

@@ -55,7 +55,7 @@ class PI0Denoiser(PiDenoiser):
         recorder = self.profile.recorder
         token = self.state_in(cache.inputs["state"])[:, None]
         recorder.put("state.embs", token[: cache.rows])
-        self.profile.count("state_tokens", cache.rows)
+        self.profile.count("state_tokens", token.shape[0])
         only_kv = not recorder.wants("state.hidden")
         hidden = self.expert(token, cache, self.state, only_kv=only_kv)
         if hidden is not None:

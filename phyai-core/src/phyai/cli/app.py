@@ -1,0 +1,176 @@
+"""Entry point `phyai`: the commands of core, those of hook plugins, and how a command ends."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from phyai.cli import console
+
+SUMMARY = "Run vision-language-action models: plugins, checkpoints, presets, and what they cost."
+COMMANDS = {
+    "run": ("phyai.cli.run:run", "Run a plugin once and print its actions."),
+    "plugins": ("phyai.cli.plugins:plugins", "List the installed plugins and what is wrong."),
+    "doctor": ("phyai.cli.doctor:doctor", "Show what this machine offers and what is missing."),
+    "config": ("phyai.cli.config:config", "Print, explain or check an engine configuration."),
+    "verify": ("phyai.cli.verify:verify", "Compare a plugin with the cases of a golden folder."),
+}
+ELSEWHERE = {"serve": "phyai-gateway", "server": "phyai-gateway"}
+
+
+class Commands(TyperGroup):
+    """Builds a command when it is asked for: core's own first, then those of hook plugins."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        offered, problems = _plugin_commands()
+        for problem in problems:
+            print(f"note: {problem}", file=sys.stderr)
+        return [*COMMANDS, *(name for name in offered if name not in COMMANDS)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in COMMANDS:
+            path, summary = COMMANDS[cmd_name]
+            return _build(cmd_name, _load(path), short_help=summary)
+        offered, problems = _plugin_commands()
+        if cmd_name in offered:
+            return _build(cmd_name, offered[cmd_name])
+        if cmd_name in ELSEWHERE:
+            return _build(cmd_name, _elsewhere(cmd_name), hidden=True, **_ANY_ARGUMENTS)
+        for problem in problems:
+            print(f"note: {problem}", file=sys.stderr)
+        return None
+
+
+_ANY_ARGUMENTS: dict[str, Any] = {
+    "context_settings": {
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    }
+}
+
+
+def _load(path: str) -> Callable[..., Any]:
+    module, _, name = path.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function
+
+
+def _build(name: str, target: Any, **settings: Any) -> Any:
+    """Return the command of a function or a typer app."""
+    if isinstance(target, typer.Typer):
+        command = typer.main.get_command(target)
+    else:
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        single.command(name, **settings)(target)
+        command = typer.main.get_command(single)
+    command.name = name
+    return command
+
+
+def _plugin_commands() -> tuple[dict[str, Callable[..., Any]], list[str]]:
+    from phyai.plugin_records import discover_hooks
+
+    if not discover_hooks():
+        return {}, []
+    from phyai.plugins import hook_commands
+
+    offered, problems = hook_commands()
+    problems += [f"command {name!r} of a hook plugin is core's own" for name in offered
+                 if name in COMMANDS]  # fmt: skip
+    return offered, problems
+
+
+def _elsewhere(name: str) -> Callable[[], None]:
+    def command() -> None:
+        from phyai.errors import MissingDependency
+
+        package = ELSEWHERE[name]
+        raise MissingDependency(
+            f"command {name!r} needs the package {package}; got an environment without it. "
+            f"Install it with `pip install {package}`."
+        )
+
+    return command
+
+
+app = typer.Typer(
+    cls=Commands,
+    help=SUMMARY,
+    no_args_is_help=False,
+    invoke_without_command=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        from phyai import __version__
+
+        print(f"phyai {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version."),
+    ] = False,
+    debug: console.DebugOption = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    settings = console.Settings()
+    log = logging.getLogger("phyai")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    log.addHandler(handler)
+    try:
+        return _run(argv, settings)
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else int(done.code is not None)
+    except BaseException as error:
+        if isinstance(error, BrokenPipeError):
+            _drop_stdout()
+        return console.report(error, debug=settings.debug)
+    finally:
+        log.removeHandler(handler)
+
+
+def _run(argv: Sequence[str] | None, settings: console.Settings) -> int:
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(
+            args=None if argv is None else list(argv),
+            prog_name="phyai",
+            standalone_mode=False,
+            obj=settings,
+        )
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    sys.stdout.flush()
+    if code == console.INTERRUPTED:
+        print("Interrupted.", file=sys.stderr)
+    return code if isinstance(code, int) else 0
+
+
+def _drop_stdout() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush finds no closed pipe."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):  # a captured stdout has no descriptor
+        return

@@ -1,0 +1,215 @@
+"""What every command shares: how errors end a command, progress on stderr, the --debug option.
+
+Exit codes: 0 done, 1 it went wrong, 2 a wrong option, setting or input of the command line,
+3 something is missing or broken in the environment, 130 interrupted, 141 nobody reads the output.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+import typer
+
+from phyai.errors import (
+    CheckpointNotFound,
+    ConfigError,
+    KernelUnavailable,
+    PhyaiError,
+    PluginError,
+    RequestError,
+    SessionLost,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+FAILED, USAGE, ENVIRONMENT, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 130, 141
+SHOW_AFTER_S = 1.0
+PLAIN_EVERY_S = 10.0
+
+
+@dataclass
+class Settings:
+    """What the options of the command line say to `main` itself."""
+
+    debug: bool = False
+
+
+def _set_debug(context: typer.Context, value: bool) -> bool:
+    if value and isinstance(context.obj, Settings):
+        context.obj.debug = True
+    return value
+
+
+DebugOption = Annotated[
+    bool, typer.Option("--debug", callback=_set_debug, help="Show the traceback of an error.")
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout, all else on stderr.")
+]
+
+
+# ---------------------------------------------------------------- errors
+
+
+def exit_code(error: BaseException) -> int:
+    """Return the exit code of an error that ends a command."""
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(error, BrokenPipeError):
+        return BROKEN_PIPE
+    if isinstance(error, (PluginError, KernelUnavailable, ImportError)):
+        return ENVIRONMENT
+    if isinstance(error, SessionLost):
+        return FAILED
+    if isinstance(error, (ConfigError, CheckpointNotFound, RequestError)):
+        return USAGE
+    # The base class of wrong options differs between versions of typer.
+    code = getattr(error, "exit_code", FAILED)
+    return code if isinstance(code, int) else FAILED
+
+
+def report(error: BaseException, *, debug: bool) -> int:
+    """Print an error on stderr, with its traceback when debugging; return the exit code."""
+    code = exit_code(error)
+    if code == BROKEN_PIPE:
+        return code
+    if debug and not _is_usage(error):
+        traceback.print_exception(error, file=sys.stderr)
+    else:
+        print(message(error), file=sys.stderr)
+    return code
+
+
+def message(error: BaseException) -> str:
+    """Return what a user reads of an error."""
+    if isinstance(error, PhyaiError):
+        return str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return "Interrupted."
+    if _is_usage(error):
+        return _usage_message(error)
+    name = type(error).__name__
+    text = str(error).strip().rstrip(".")
+    return f"{name}: {text or 'no message'}. Run again with --debug for the traceback."
+
+
+def _is_usage(error: BaseException) -> bool:
+    return hasattr(error, "format_message") and hasattr(error, "exit_code")
+
+
+def _usage_message(error: Any) -> str:
+    text = str(error.format_message()).strip()
+    context = getattr(error, "ctx", None)
+    if context is None:
+        return text
+    return f"{text}{'' if text.endswith(('.', '?', ')')) else '.'} See `{context.command_path} --help`."
+
+
+# ---------------------------------------------------------------- output
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a rich console on the stream of this moment."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False)
+
+
+def print_json(data: Any) -> None:
+    """Print one JSON object on stdout; numbers JSON cannot hold become text."""
+    import json
+
+    print(json.dumps(_json_ready(data), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _json_ready(value: Any) -> Any:
+    if isinstance(value, float) and not (value - value == 0.0):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): _json_ready(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_json_ready(item) for item in value]
+    return value
+
+
+class Waiting:
+    """Shows on stderr what takes longer than a second; call it as progress(done, total, name).
+
+    On a terminal a bar appears, elsewhere a plain line now and then. Without calls the bar only
+    moves to and fro.
+    """
+
+    def __init__(self, what: str, *, after_s: float = SHOW_AFTER_S) -> None:
+        self.what, self.after_s = what, after_s
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+        self._bar: Progress | None = None
+        self._task: Any = None
+        self._done, self._total = 0, 0
+        self._plain_at: float | None = None
+        self._closed = False
+
+    def __call__(self, done: int, total: int, name: str = "") -> None:
+        with self._lock:
+            self._done, self._total = done, total
+            if self._bar is not None:
+                self._bar.update(self._task, completed=done, total=total or None)
+            elif self._plain_at is not None and time.monotonic() >= self._plain_at:
+                share = f" {done / total:.0%}" if total else ""
+                self._plain(f"{self.what}{share}")
+
+    def __enter__(self) -> Self:
+        self._timer = threading.Timer(self.after_s, self._show)
+        self._timer.daemon = True
+        self._timer.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        with self._lock:
+            self._closed = True
+            if self._bar is not None:
+                self._bar.stop()
+
+    def _show(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            screen = console(stderr=True)
+            if not screen.is_terminal:
+                self._plain(f"{self.what} ...")
+                return
+            from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn
+
+            self._bar = Progress(
+                "{task.description}",
+                BarColumn(),
+                TaskProgressColumn(),
+                TimeElapsedColumn(),
+                console=screen,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._task = self._bar.add_task(
+                self.what, completed=self._done, total=self._total or None
+            )
+            self._bar.start()
+
+    def _plain(self, text: str) -> None:
+        self._plain_at = time.monotonic() + PLAIN_EVERY_S
+        print(text, file=sys.stderr, flush=True)

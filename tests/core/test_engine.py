@@ -1,0 +1,538 @@
+"""Engine: life cycle, threads, futures, errors of one request, what stats and results say."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from phyai import DeploymentConfig, Engine, EngineArgs, EngineConfig, Observation
+from phyai.engine_config import DeviceConfig, DenseParallelConfig, ParallelConfig
+from phyai.errors import (
+    ActionRejected,
+    ConfigError,
+    EngineUnavailableError,
+    PluginNotFound,
+    RequestError,
+)
+from tests.core.toy_adapter import (
+    STATE,
+    ToyAdapter,
+    ToyArgs,
+    ToyRequest,
+    config,
+    open_engine,
+    registry,
+)
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "pi05"
+
+
+@pytest.fixture(autouse=True)
+def _own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("PHYAI_DEVICE", "PHYAI_DTYPE", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with registry():
+        yield
+
+
+class Gate(ToyAdapter):
+    """Waits in the network of a request whose state starts with 9 until the test opens it."""
+
+    name = "toy-gate"
+
+    def load(self) -> None:
+        super().load()
+        self.entered, self.open = threading.Event(), threading.Event()
+        self.active = self.most = 0
+        gate, policy = self, self.policy
+
+        class Waiting(torch.nn.Module):
+            prediction = "clean"
+
+            def forward(self, x: Any, step: Any, cache: Any) -> Any:
+                gate.active += 1
+                gate.most = max(gate.most, gate.active)
+                if float(cache.inputs["state"][0, 0]) == 9.0:
+                    gate.entered.set()
+                    assert gate.open.wait(30)
+                out = policy(x, step, cache)
+                gate.active -= 1
+                return out
+
+        self.waiting = Waiting()
+
+    def denoiser(self) -> Any:
+        return self.waiting
+
+
+def observation(first: float = 0.0) -> Observation:
+    return Observation(state=[first, 0.0, 0.0, 0.0])
+
+
+def replica(engine: Engine) -> dict[str, Any]:
+    (one,) = engine.stats()["replicas"]
+    return dict(one)
+
+
+def phyai_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("phyai")]
+
+
+# ---------------------------------------------------------------- closed
+
+
+def test_a_closed_engine_refuses_and_says_so() -> None:
+    engine = open_engine()
+    engine.close()
+    with pytest.raises(EngineUnavailableError, match="closed") as caught:
+        engine.step(observation())
+    assert caught.value.reason == "closed"
+    future = engine.submit(observation())
+    assert isinstance(future, Future)
+    assert future.done()
+    error = future.exception()
+    assert isinstance(error, EngineUnavailableError)
+    assert error.reason == "closed"
+    for call in (engine.setup, lambda: engine.adapter, engine.__enter__):
+        with pytest.raises(EngineUnavailableError):
+            call()
+    assert replica(engine)["state"] == "closed"
+
+
+def test_close_is_idempotent_and_releases_once() -> None:
+    engine = open_engine()
+    closed = engine.args.plugin_args.closed  # type: ignore[attr-defined]
+    engine.step(observation())
+    assert replica(engine)["memory_bytes"] > 0
+    engine.close()
+    engine.close()
+    assert closed == ["adapter"]
+    assert replica(engine)["memory_bytes"] == 0
+
+
+def test_the_context_manager_closes_even_after_an_error() -> None:
+    with pytest.raises(KeyError), open_engine() as engine:
+        raise KeyError
+    assert replica(engine)["state"] == "closed"
+
+
+def test_an_engine_nobody_holds_is_closed() -> None:
+    engine = open_engine()
+    engine.step(observation())
+    adapter, closed = weakref.ref(engine.adapter), engine.args.plugin_args.closed  # type: ignore[attr-defined]
+    del engine
+    gc.collect()
+    assert closed == ["adapter"]
+    assert adapter() is None
+
+
+def test_close_fails_what_waits_and_lets_the_running_request_finish() -> None:
+    engine = open_engine(Gate)
+    gate: Any = engine.adapter
+    running = engine.submit(observation(9.0))
+    assert gate.entered.wait(30)
+    waiting = [engine.submit(observation()) for _ in range(3)]
+    closing = threading.Thread(target=engine.close)
+    closing.start()
+    for future in waiting:
+        error = future.exception(30)
+        assert isinstance(error, EngineUnavailableError)
+        assert error.reason == "closed"
+    assert not running.done()
+    gate.open.set()
+    assert running.result(30).actions.shape == (3, 2)
+    closing.join(30)
+    assert not closing.is_alive()
+    assert phyai_threads() == []
+
+
+def test_closing_from_a_callback_of_a_future_does_not_hang() -> None:
+    engine = open_engine()
+    done = threading.Event()
+    future = engine.submit(observation())
+
+    def close(_: Any) -> None:
+        engine.close()
+        done.set()
+
+    future.add_done_callback(close)
+    assert done.wait(30)
+
+
+# ---------------------------------------------------------------- queue and threads
+
+
+def test_a_queued_request_can_be_cancelled_until_it_starts() -> None:
+    with open_engine(Gate) as engine:
+        gate: Any = engine.adapter
+        running = engine.submit(observation(9.0))
+        assert gate.entered.wait(30)
+        queued, behind = engine.submit(observation()), engine.submit(observation(1.0))
+        assert queued.cancel()
+        assert not running.cancel()
+        gate.open.set()
+        assert behind.result(30).actions.shape == (3, 2)
+        with pytest.raises(CancelledError):
+            queued.result()
+        assert replica(engine)["done"] == 2
+
+
+def test_submit_keeps_the_order_of_one_thread() -> None:
+    finished: list[int] = []
+    with open_engine() as engine:
+        futures = [engine.submit(observation(float(i))) for i in range(20)]
+        for i, future in enumerate(futures):
+            future.add_done_callback(lambda _, i=i: finished.append(i))
+        results = [f.result(30) for f in futures]
+    assert finished == sorted(finished)
+    assert len({tuple(r.actions.ravel()) for r in results}) == 20
+
+
+def test_submit_and_step_from_many_threads_run_one_at_a_time() -> None:
+    with open_engine(Gate) as engine:
+        want = {i: engine.step(observation(i / 10)).actions for i in range(8)}
+        problems: list[Any] = []
+
+        def work(number: int) -> None:
+            try:
+                for i in range(8):
+                    request = observation(i / 10)
+                    got = (
+                        engine.step(request) if number % 2 else engine.submit(request).result(30)
+                    )
+                    if not np.array_equal(got.actions, want[i]):
+                        problems.append((number, i))
+            except BaseException as error:
+                problems.append(error)
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert problems == []
+        assert engine.adapter.most == 1  # type: ignore[attr-defined]
+        stats = replica(engine)
+        assert (stats["done"], stats["failed"], stats["in_flight"]) == (56, 0, 0)
+
+
+def test_an_error_reaches_its_own_future_with_its_type_and_the_next_request_works() -> None:
+    with open_engine() as engine:
+        before = engine.submit(observation())
+        bad = engine.submit(Observation(state=[1.0]))
+        after = engine.submit(observation())
+        assert np.array_equal(before.result(30).actions, after.result(30).actions)
+        with pytest.raises(RequestError, match="4 values"):
+            bad.result(30)
+
+
+# ---------------------------------------------------------------- a failed forward
+
+
+class Poisoned(ToyAdapter):
+    """NaN, or an exception, in the network for states that say so; taints a buffer meanwhile."""
+
+    name = "toy-poisoned"
+
+    def cache(self) -> Any:
+        from phyai.types import BufferSpec
+
+        return lambda key: {
+            **ToyAdapter.cache(self)(key),
+            "leftover": BufferSpec((), torch.float32),
+        }
+
+    def denoiser(self) -> Any:
+        policy = self.policy
+
+        class Network(torch.nn.Module):
+            prediction = "clean"
+
+            def forward(self, x: Any, step: Any, cache: Any) -> Any:
+                out = policy(x, step, cache)
+                tainted = cache["leftover"].clone()
+                first = float(cache.inputs["state"][0, 0])
+                if first >= 7.0:
+                    cache["leftover"].fill_(float("nan"))
+                    tainted = cache["leftover"]
+                if first == 8.0:
+                    raise MemoryError("in the middle")
+                return {"action": out["action"] + 0.0 * tainted[:, None, None]}
+
+        return Network()
+
+
+@pytest.mark.parametrize(("first", "error"), [(7.0, ActionRejected), (8.0, MemoryError)])
+def test_nothing_of_a_failed_forward_reaches_the_next_request(
+    first: float, error: type[Exception]
+) -> None:
+    with open_engine(Poisoned) as engine:
+        want = engine.step(observation()).actions
+        for request in (observation(first), ToyRequest(torch.full((1, STATE), first))):
+            with pytest.raises(error):
+                engine.step(request)
+            assert engine.core.runner._bound == {}
+            assert engine.core.services.memory.nbytes == 0
+            assert np.array_equal(engine.step(observation()).actions, want)
+            assert engine.core.services.memory.nbytes > 0
+
+
+def test_a_blocked_chunk_keeps_the_cache_because_its_numbers_are_sound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from tests.core.test_contract import too_far, validator
+    from tests.core.toy_adapter import use_hooks
+
+    use_hooks(monkeypatch, limits=validator(too_far))
+    with open_engine() as engine:
+        with pytest.raises(ActionRejected):
+            engine.step(observation(50.0))
+        assert len(engine.core.runner._bound) == 1
+
+
+# ---------------------------------------------------------------- construction
+
+
+def test_wrong_types_are_type_errors() -> None:
+    Engine.register(ToyAdapter)
+    with pytest.raises(TypeError, match="EngineArgs; got str"):
+        Engine("toy")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="plugin must be a str; got type"):
+        EngineArgs(ToyAdapter, ToyArgs())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="config must be an EngineConfig; got dict"):
+        EngineArgs("toy", ToyArgs(), {})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="deployment must be a DeploymentConfig; got dict"):
+        Engine(EngineArgs("toy", ToyArgs(), config()), deployment={})  # type: ignore[arg-type]
+
+
+def test_wrong_plugin_args_name_both_types() -> None:
+    Engine.register(ToyAdapter)
+    with pytest.raises(TypeError, match="'toy' must be ToyArgs; got dict"):
+        Engine(EngineArgs("toy", {}, config()))  # type: ignore[arg-type]
+    from phyai.models.pi05.main_pi05 import PI05Args
+
+    with pytest.raises(TypeError, match="'toy' must be ToyArgs; got PI05Args"):
+        Engine(EngineArgs("toy", PI05Args(), config()))
+
+
+def test_an_unknown_plugin_is_named_with_what_there_is() -> None:
+    with pytest.raises(PluginNotFound, match=r"'toy-nobody'.*pi05"):
+        Engine(EngineArgs("toy-nobody", ToyArgs(), config()))
+
+
+@pytest.mark.parametrize("kind", ["load", "part"])
+def test_a_failing_start_closes_and_raises_what_went_wrong_first(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from phyai import engine_core
+
+    arenas: list[Any] = []
+    arena = engine_core.Arena
+    monkeypatch.setattr(
+        engine_core, "Arena", lambda *a: arenas.append(arena(*a)) or arenas[-1]
+    )
+    if kind == "part":
+        monkeypatch.setattr(ToyAdapter, "solver", lambda self: 1 / 0)
+    before = threading.active_count()
+    closed: list[str] = []
+    error = OSError if kind == "load" else ZeroDivisionError
+    with pytest.raises(error, match=r"disk on fire|division by zero"):
+        open_engine(fail=kind, closed=closed)
+    assert closed == ["adapter"]  # whose close() raises as well
+    assert threading.active_count() == before
+    assert [a.nbytes for a in arenas] == [0]
+
+
+def test_the_adapter_is_reachable_under_both_names() -> None:
+    with open_engine() as engine:
+        assert engine.entry is engine.adapter
+        assert isinstance(engine.adapter, ToyAdapter)
+        assert engine.mode == "inline"
+
+
+# ---------------------------------------------------------------- deployment and device
+
+
+def construct(deployment: DeploymentConfig | None = None, **device: Any) -> Engine:
+    Engine.register(ToyAdapter)
+    cfg = EngineConfig(device=DeviceConfig(params_dtype="float32", **device))
+    return Engine(EngineArgs("toy", ToyArgs(), cfg), deployment=deployment)
+
+
+def test_more_replicas_say_that_the_pool_is_not_there_yet() -> None:
+    deployment = DeploymentConfig.local(devices=("cpu", "cpu"), replica_count=2)
+    with pytest.raises(ConfigError, match="replica_count must be 1.*no replica pool yet; got 2"):
+        construct(deployment, target="cpu")
+
+
+def test_more_ranks_say_so_too() -> None:
+    Engine.register(ToyAdapter)
+    cfg = config().replace(parallel=ParallelConfig(dense=DenseParallelConfig(tp_size=2)))
+    with pytest.raises(ConfigError, match=r"parallel|tp"):
+        Engine(EngineArgs("toy", ToyArgs(), cfg), deployment=DeploymentConfig.local())
+
+
+@pytest.mark.parametrize("devices", [None, ("cpu",)])
+def test_one_local_replica_runs_on_the_cpu(devices: Any) -> None:
+    deployment = DeploymentConfig.local(devices=devices, replica_count=1)
+    with construct(deployment, target="cpu") as engine:
+        assert engine.mode == "local"
+        assert replica(engine)["devices"] == ["cpu"]
+        assert engine.step(observation()).actions.shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("devices", "target"), [((0,), "cpu"), (("cpu",), "cuda"), ((1,), "cuda:0")]
+)
+def test_devices_that_contradict_the_target_are_refused(devices: Any, target: str) -> None:
+    with pytest.raises(ConfigError, match="must agree with EngineConfig.device.target") as caught:
+        construct(DeploymentConfig.local(devices=devices), target=target)
+    assert repr(target) in str(caught.value)
+
+
+def test_a_device_of_the_deployment_picks_the_index() -> None:
+    from phyai.engine import _placed
+
+    cuda = EngineConfig(device=DeviceConfig(target="cuda"))
+    assert _placed(DeploymentConfig.local(devices=(2,)), cuda).device.target == "cuda:2"
+    assert _placed(DeploymentConfig(), cuda) is cuda
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+def test_cuda_without_cuda_names_the_remedy_and_never_falls_back() -> None:
+    with pytest.raises(ConfigError, match='target="cpu"'):
+        construct(target="cuda")
+    with pytest.raises(ConfigError, match='target="cpu"'):
+        construct(DeploymentConfig.local(devices=(0,)), target="cuda")
+
+
+def test_the_environment_overrides_an_explicit_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PHYAI_DEVICE", "cpu")
+    with construct(target="cuda") as engine:
+        assert engine.config.device.target == "cpu"
+        assert replica(engine)["devices"] == ["cpu"]
+    monkeypatch.setenv("PHYAI_DEVICE", "tpu")
+    with pytest.raises(ConfigError, match="PHYAI_DEVICE"):
+        construct(target="cpu")
+
+
+# ---------------------------------------------------------------- stats and timing
+
+
+def test_stats_count_and_give_percentiles() -> None:
+    with open_engine() as engine:
+        fresh = replica(engine)
+        assert (fresh["done"], fresh["p50_ms"], fresh["p99_ms"]) == (0, None, None)
+        for i in range(5):
+            engine.step(observation(float(i)))
+        with pytest.raises(RequestError):
+            engine.step([])
+        stats = engine.stats()
+    assert (stats["plugin"], stats["mode"]) == ("toy", "inline")
+    (one,) = stats["replicas"]
+    assert (one["id"], one["state"], one["done"], one["failed"]) == (0, "ready", 5, 1)
+    assert (one["in_flight"], one["restarts"]) == (0, 0)
+    assert 0 < one["p50_ms"] <= one["p95_ms"] <= one["p99_ms"]
+    assert one["memory_bytes"] == 4 * (STATE + STATE + 6 + 6) + 1
+    assert one["graphs"]["backend"] == "eager"
+
+
+def test_in_flight_counts_the_running_and_the_waiting() -> None:
+    with open_engine(Gate) as engine:
+        gate: Any = engine.adapter
+        futures = [engine.submit(observation(9.0)), engine.submit(observation())]
+        assert gate.entered.wait(30)
+        assert replica(engine)["in_flight"] == 2
+        gate.open.set()
+        for future in futures:
+            future.result(30)
+
+
+def test_a_chunk_carries_the_time_of_each_stage_and_the_total_counts_nothing_twice() -> None:
+    with open_engine(Gate) as engine:
+        gate: Any = engine.adapter
+        engine.submit(observation(9.0))
+        assert gate.entered.wait(30)
+        results: list[Any] = []
+        blocked = threading.Thread(target=lambda: results.append(engine.step(observation())))
+        blocked.start()
+        threading.Event().wait(0.05)  # waits for the lock meanwhile
+        gate.open.set()
+        blocked.join(30)
+    timing = results[0].timing
+    assert set(timing) == {
+        "queue",
+        "prepare",
+        "load",
+        "encode",
+        "solve",
+        "output",
+        "validate",
+        "total",
+    }
+    stages = sum(ms for name, ms in timing.items() if name != "total")
+    assert all(ms >= 0 for ms in timing.values())
+    assert timing["queue"] > 10
+    assert stages <= timing["total"] < stages + 0.5 * timing["queue"]
+
+
+# ---------------------------------------------------------------- the snippet users start from
+
+
+def test_the_four_replica_script_builds_its_configuration() -> None:
+    from phyai import DeploymentConfig, EngineArgs
+    from phyai.engine_config import DeviceConfig, EngineConfig
+    from phyai.models.pi05.main_pi05 import PI05Args
+
+    args = EngineArgs(
+        plugin="pi05",
+        plugin_args=PI05Args(checkpoint_dir="checkpoint", max_batch_size=1),
+        config=EngineConfig(device=DeviceConfig(target="cuda", params_dtype=torch.bfloat16)),
+    )
+    deployment = DeploymentConfig.local(devices=(0, 1, 2, 3), replica_count=4)
+    assert (deployment.replica_count, deployment.devices) == (4, (0, 1, 2, 3))
+    assert args.config is not None
+    assert args.config.device.params_dtype is torch.bfloat16
+    with pytest.raises(ConfigError, match="no replica pool yet; got 4"):
+        Engine(args, deployment=deployment)
+
+
+def test_the_same_script_runs_with_one_replica_on_the_cpu() -> None:
+    from phyai.models.pi05 import PI05Request as from_package
+    from phyai.models.pi05.main_pi05 import PI05Args, PI05Request
+    from phyai.models.pi05.scheduler_pi05 import PI05Request as from_scheduler
+    from phyai.models.pi05.scheduler_ws1_pi05 import PI05Request as from_older_scheduler
+
+    assert PI05Request is from_package is from_scheduler is from_older_scheduler
+    args = EngineArgs(
+        plugin="pi05",
+        plugin_args=PI05Args(checkpoint_dir=str(GOLDEN), max_batch_size=1),
+        config=EngineConfig(device=DeviceConfig(target="cpu", params_dtype=torch.float32)),
+    )
+    requests = [
+        PI05Request(
+            pixel_values=torch.zeros(1, 1, 3, 56, 56),
+            input_ids=torch.tensor([[2, 5, 7, 9]]),
+            lang_lens=torch.tensor([4]),
+            noise=torch.full((1, 10, 8), float(i)),
+            num_steps=2,
+        )
+        for i in range(3)
+    ]
+    deployment = DeploymentConfig.local(devices=("cpu",), replica_count=1)
+    with Engine(args, deployment=deployment) as engine:
+        futures = [engine.submit(request) for request in requests]
+        results = [future.result().cpu() for future in futures]
+    assert all(type(future) is Future for future in futures)
+    assert [list(r.shape) for r in results] == [[1, 10, 8]] * 3
+    assert not torch.equal(results[0], results[1])
+    assert phyai_threads() == []
