@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -109,7 +109,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def unconsumed_golden_cases(
-    request: pytest.FixtureRequest, record_property: pytest.RecordProperty
+    request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
 ) -> list[str]:
     """Return one line per case that no golden test of the module consumes; empty is right."""
     module = request.module
@@ -123,6 +123,6 @@ def unconsumed_golden_cases(
             record_property(NOT_BUILT_PROPERTY, f"{_label(case)}: {module.NOT_BUILT[case.kind]}")
         elif case.kind == UNKNOWN:
             lines.append(f"{_label(case)}: unknown kind: {case.problem}")
-        elif case.kind not in module.CHECKERS:
+        elif case.kind not in module.KINDS:
             lines.append(f"{_label(case)}: no test consumes kind {case.kind!r}")
     return lines

@@ -134,6 +134,17 @@ def test_outputs_are_what_is_not_an_input(tmp_path: Path) -> None:
     assert outputs(case) == ("post.actions", "prefix.k.0")
 
 
+def test_outputs_of_preprocessing(tmp_path: Path) -> None:
+    names = ("norm.in_state", "norm.stats.action.q01", "norm.MIN_MAX.state", "rel.mask")
+    (case,) = discover(write_case(tmp_path / "preprocess_a.safetensors", names).parent)
+    assert outputs(case) == ("norm.MIN_MAX.state", "rel.mask")
+    (tmp_path / "preprocess_a.safetensors").unlink()
+    records = [{"prompt": "a", "state_f32": [0.0], "hf_tokens_64": [1]}]
+    (tmp_path / "preprocess_b.json").write_text(json.dumps(records))
+    (case,) = discover(tmp_path)
+    assert outputs(case) == ("hf_tokens_64",)
+
+
 def run_golden(folder: Path | str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Run the pi golden tests on ``folder`` in a process of their own."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]

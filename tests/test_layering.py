@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tomllib
+
 import pytest
 
 from tests.source_rules import (
@@ -71,6 +73,12 @@ def test_every_package_holds_the_licence_and_py_typed() -> None:
         assert not (tree / "phyai/__init__.py").exists()
         assert not (tree / "phyai/models/__init__.py").exists()
     assert not (CORE / "phyai/models").exists()
+
+
+def test_uv_and_pip_users_get_the_same_torch() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").split("\n")
+    assert set(settings["tool"]["uv"]["constraint-dependencies"]) <= set(pins)
 
 
 # ---------------------------------------------------------------- the rules catch what they should

@@ -146,7 +146,7 @@ def test_decode_must_return_one_result_per_row() -> None:
 
 
 def test_a_solver_that_cannot_use_the_prediction_fails_at_set_up() -> None:
-    with pytest.raises(PluginContractError, match="Euler accepts velocity.*'clean'.*to_velocity"):
+    with pytest.raises(PluginContractError, match=r"Euler accepts velocity.*'clean'.*to_velocity"):
         open_engine(MismatchedAdapter)
 
 
@@ -291,23 +291,23 @@ def test_nothing_passes_through_the_plugin_manager_during_a_request(
         phyai_validate_action=phyai_validate_action, phyai_request_finished=phyai_request_finished
     )
     use_hooks(monkeypatch, spy=wrapping_everything(), guard=guard)
-    with open_engine() as engine:
-        with monkeypatch.context() as patched:
-            patched.setattr(_hooks.HookCaller, "__call__", refuse)
-            patched.setattr(_manager.PluginManager, "_hookexec", refuse)
-            engine.step(observation())
-            engine.step([observation(), observation(1)])
-            # denoiser hooks are looked up when a key is new; once it is bound, not even that
-            patched.setattr(pluggy.HookCaller, "get_hookimpls", refuse)
-            engine.step([observation(1), observation()])
-            engine.submit(ToyRequest(STATES[:2])).result(30)
-            with pytest.raises(RequestError):
-                engine.step([])
-            with pytest.raises(AssertionError):
-                engine.core.binder._managers[0].hook.phyai_kernels()
-    assert seen == ["validated", "finished"] + ["validated", "validated", "finished"] * 2 + [
-        "finished"
-    ] * 2
+    with open_engine() as engine, monkeypatch.context() as patched:
+        patched.setattr(_hooks.HookCaller, "__call__", refuse)
+        patched.setattr(_manager.PluginManager, "_hookexec", refuse)
+        engine.step(observation())
+        engine.step([observation(), observation(1)])
+        # denoiser hooks are looked up when a key is new; once it is bound, not even that
+        patched.setattr(pluggy.HookCaller, "get_hookimpls", refuse)
+        engine.step([observation(1), observation()])
+        engine.submit(ToyRequest(STATES[:2])).result(30)
+        with pytest.raises(RequestError):
+            engine.step([])
+        with pytest.raises(AssertionError):
+            engine.core.binder._managers[0].hook.phyai_kernels()
+    assert (
+        seen
+        == ["validated", "finished"] + ["validated", "validated", "finished"] * 2 + ["finished"] * 2
+    )
 
 
 # ---------------------------------------------------------------- validators and observers

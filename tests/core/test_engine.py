@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from phyai import DeploymentConfig, Engine, EngineArgs, EngineConfig, Observation
-from phyai.engine_config import DeviceConfig, DenseParallelConfig, ParallelConfig
+from phyai.engine_config import DenseParallelConfig, DeviceConfig, ParallelConfig
 from phyai.errors import (
     ActionRejected,
     ConfigError,
@@ -125,14 +126,27 @@ def test_the_context_manager_closes_even_after_an_error() -> None:
     assert replica(engine)["state"] == "closed"
 
 
-def test_an_engine_nobody_holds_is_closed() -> None:
+@pytest.mark.parametrize("through", ["step", "submit"])
+def test_an_engine_nobody_holds_is_closed(through: str) -> None:
     engine = open_engine()
-    engine.step(observation())
+    engine.step(observation()) if through == "step" else engine.submit(observation()).result(30)
     adapter, closed = weakref.ref(engine.adapter), engine.args.plugin_args.closed  # type: ignore[attr-defined]
     del engine
-    gc.collect()
+    deadline = time.monotonic() + 30
+    # the worker lets go in its own time
+    while (adapter() is not None or phyai_threads()) and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.001)
     assert closed == ["adapter"]
     assert adapter() is None
+    assert phyai_threads() == []
+
+
+def test_futures_outlive_the_last_name_of_their_engine() -> None:
+    engine = open_engine()
+    futures = [engine.submit(observation(float(i))) for i in range(5)]
+    del engine
+    assert [f.result(30).horizon for f in futures] == [3] * 5
 
 
 def test_close_fails_what_waits_and_lets_the_running_request_finish() -> None:
@@ -206,9 +220,7 @@ def test_submit_and_step_from_many_threads_run_one_at_a_time() -> None:
             try:
                 for i in range(8):
                     request = observation(i / 10)
-                    got = (
-                        engine.step(request) if number % 2 else engine.submit(request).result(30)
-                    )
+                    got = engine.step(request) if number % 2 else engine.submit(request).result(30)
                     if not np.array_equal(got.actions, want[i]):
                         problems.append((number, i))
             except BaseException as error:
@@ -337,9 +349,7 @@ def test_a_failing_start_closes_and_raises_what_went_wrong_first(
 
     arenas: list[Any] = []
     arena = engine_core.Arena
-    monkeypatch.setattr(
-        engine_core, "Arena", lambda *a: arenas.append(arena(*a)) or arenas[-1]
-    )
+    monkeypatch.setattr(engine_core, "Arena", lambda *a: arenas.append(arena(*a)) or arenas[-1])
     if kind == "part":
         monkeypatch.setattr(ToyAdapter, "solver", lambda self: 1 / 0)
     before = threading.active_count()
@@ -370,7 +380,7 @@ def construct(deployment: DeploymentConfig | None = None, **device: Any) -> Engi
 
 def test_more_replicas_say_that_the_pool_is_not_there_yet() -> None:
     deployment = DeploymentConfig.local(devices=("cpu", "cpu"), replica_count=2)
-    with pytest.raises(ConfigError, match="replica_count must be 1.*no replica pool yet; got 2"):
+    with pytest.raises(ConfigError, match=r"replica_count must be 1.*no replica pool yet; got 2"):
         construct(deployment, target="cpu")
 
 
@@ -394,7 +404,9 @@ def test_one_local_replica_runs_on_the_cpu(devices: Any) -> None:
     ("devices", "target"), [((0,), "cpu"), (("cpu",), "cuda"), ((1,), "cuda:0")]
 )
 def test_devices_that_contradict_the_target_are_refused(devices: Any, target: str) -> None:
-    with pytest.raises(ConfigError, match="must agree with EngineConfig.device.target") as caught:
+    with pytest.raises(
+        ConfigError, match=r"must agree with EngineConfig\.device\.target"
+    ) as caught:
         construct(DeploymentConfig.local(devices=devices), target=target)
     assert repr(target) in str(caught.value)
 
@@ -507,12 +519,12 @@ def test_the_four_replica_script_builds_its_configuration() -> None:
 
 
 def test_the_same_script_runs_with_one_replica_on_the_cpu() -> None:
-    from phyai.models.pi05 import PI05Request as from_package
+    from phyai.models import pi05
+    from phyai.models.pi05 import scheduler_pi05, scheduler_ws1_pi05
     from phyai.models.pi05.main_pi05 import PI05Args, PI05Request
-    from phyai.models.pi05.scheduler_pi05 import PI05Request as from_scheduler
-    from phyai.models.pi05.scheduler_ws1_pi05 import PI05Request as from_older_scheduler
 
-    assert PI05Request is from_package is from_scheduler is from_older_scheduler
+    for place in (pi05, scheduler_pi05, scheduler_ws1_pi05):
+        assert place.PI05Request is PI05Request
     args = EngineArgs(
         plugin="pi05",
         plugin_args=PI05Args(checkpoint_dir=str(GOLDEN), max_batch_size=1),

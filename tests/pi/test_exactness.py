@@ -138,9 +138,7 @@ def test_prefix_tensors_equal_the_full_computation(
     full = references[model].prefix(full_batch(request))
     with engines[model].core.services.profile.recorder.recording() as records:
         engines[model].step(request)
-    torch.testing.assert_close(
-        records["prefix.embs"][0], full.embs[full.valid], atol=5e-6, rtol=0
-    )
+    torch.testing.assert_close(records["prefix.embs"][0], full.embs[full.valid], atol=5e-6, rtol=0)
     for layer in range(LAYERS):
         for name, want in (("k", full.keys[layer]), ("v", full.values[layer])):
             got = records[f"prefix.{name}.{layer}"][0]
@@ -232,9 +230,7 @@ def run(engine: Engine, request: PiRequest) -> tuple[Work, Counter[str]]:
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("case", CASES)
-def test_no_image_and_no_token_too_many(
-    model: str, case: str, engines: dict[str, Engine]
-) -> None:
+def test_no_image_and_no_token_too_many(model: str, case: str, engines: dict[str, Engine]) -> None:
     masks, lens, width = CASES[case]
     cameras = sum(map(sum, masks))
     tokens = cameras * PATCHES + sum(lens)
@@ -275,9 +271,7 @@ def test_last_prefix_layer_projects_keys_and_values_only(
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_expert_rows_are_the_actions_of_each_step(
-    model: str, engines: dict[str, Engine]
-) -> None:
+def test_expert_rows_are_the_actions_of_each_step(model: str, engines: dict[str, Engine]) -> None:
     """pi0's state token is one more row, once per request and not per step."""
     masks, lens, width = CASES["ragged everything"]
     rows, steps, chunk = len(lens), 4, 10
@@ -348,9 +342,7 @@ def test_refresh_rewrites_tables_in_place(model: str) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_projections_with_one_input_are_one_matrix(
-    model: str, engines: dict[str, Engine]
-) -> None:
+def test_projections_with_one_input_are_one_matrix(model: str, engines: dict[str, Engine]) -> None:
     adapter = engines[model].adapter
     assert isinstance(adapter, PiAdapter)
     shapes = {name: tuple(p.shape) for name, p in adapter.modules.named_parameters()}

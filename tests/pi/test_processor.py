@@ -1,4 +1,4 @@
-"""Processor: golden end-to-end processing, every family's rules, and typed errors."""
+"""Processor: every family's rules, and typed errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from phyai.models.pi.processor import Processor
 from phyai.models.pi.processor_setup import TokenizerSource
 from phyai.models.pi.tokenizer import PromptTokenizer
 from phyai.types import Observation
-from tests.pi.golden_preprocess import check_e2e_processing
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TOKENIZER = GOLDEN / "pi05" / "tokenizer"
@@ -49,11 +48,6 @@ def pi0() -> Processor:
 @pytest.fixture(scope="module")
 def pi05() -> Processor:
     return _golden("pi05")
-
-
-@pytest.mark.parametrize("model", ["pi0", "pi05"])
-def test_golden_end_to_end_processing(model: str) -> None:
-    check_e2e_processing(GOLDEN / model / "case_e2e_abs.safetensors")
 
 
 def test_row_layout(pi0: Processor) -> None:

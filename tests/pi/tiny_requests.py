@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from phyai import DeviceConfig, Engine, EngineArgs, EngineConfig, RuntimeConfig
 from phyai.models.pi.adapter import PiArgs, PiRequest
+from phyai.models.pi.config import PiConfig
 from phyai.models.pi0.main_pi0 import PI0Args, PI0Request
 from phyai.models.pi05.main_pi05 import PI05Args, PI05Request
 
@@ -26,6 +28,19 @@ def pi_args(model: str, **changes: Any) -> PiArgs:
     return cls(**{"checkpoint_dir": GOLDEN / model, "max_batch_size": 4, **changes})
 
 
+def pi_config(model: str, *, layers: int | None = None, **changes: Any) -> PiConfig:
+    """Return the golden checkpoint's config, with ``layers`` per stack when given."""
+    config = PiConfig.from_folder(GOLDEN / model, "pi0" if model == "pi0" else "pi05")
+    if layers is not None:
+        config = replace(
+            config,
+            vision=replace(config.vision, num_hidden_layers=layers),
+            text=replace(config.text, num_hidden_layers=layers),
+            expert=replace(config.expert, num_hidden_layers=layers),
+        )
+    return replace(config, **changes)
+
+
 def cpu_config(dtype: torch.dtype = torch.float32, **runtime: Any) -> EngineConfig:
     return EngineConfig(
         device=DeviceConfig(target="cpu", params_dtype=dtype), runtime=RuntimeConfig(**runtime)
@@ -34,10 +49,10 @@ def cpu_config(dtype: torch.dtype = torch.float32, **runtime: Any) -> EngineConf
 
 @contextmanager
 def engine_of(
-    model: str, config: EngineConfig | None = None, **changes: Any
+    model: str, settings: EngineConfig | None = None, /, **changes: Any
 ) -> Iterator[Engine]:
     """Open an engine over the golden checkpoint of ``model``; float32 on the CPU by default."""
-    with Engine(EngineArgs(model, pi_args(model, **changes), config or cpu_config())) as engine:
+    with Engine(EngineArgs(model, pi_args(model, **changes), settings or cpu_config())) as engine:
         yield engine
 
 
@@ -73,5 +88,5 @@ def random_request(
         **fields,
     }
     if model == "pi0":
-        return PI0Request(**values, state=uniform(rows, STATE_DIM))
+        return PI0Request(**{"state": uniform(rows, STATE_DIM), **values})
     return PI05Request(**values)

@@ -187,6 +187,11 @@ def observations(
     check_rows(len(rows), max_rows)
     allowed = sorted(options)
     for row in rows:
+        if not isinstance(row.options, Mapping):
+            raise RequestError(
+                "observation options must be a mapping of names to values; "
+                f"got {type(row.options).__name__}."
+            )
         for name in row.options:
             if name not in allowed:
                 raise RequestError(

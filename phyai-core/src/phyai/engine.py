@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,6 +50,7 @@ class EngineArgs:
 
 @dataclass
 class _Waiting:
+    engine: Engine  # an engine whose owner only kept futures lives until they are done
     request: Any
     future: Future[Any]
     since: float = field(default_factory=time.perf_counter)
@@ -117,30 +119,15 @@ class Engine:
                 return future
             if self._worker is None:
                 self._worker = threading.Thread(
-                    target=self._serve, name="phyai-engine", daemon=True
+                    target=_serve,
+                    args=(weakref.ref(self), self._wake, self._queue),
+                    name="phyai-engine",
+                    daemon=True,
                 )
                 self._worker.start()
-            self._queue.append(_Waiting(request, future))
+            self._queue.append(_Waiting(self, request, future))
             self._wake.notify()
         return future
-
-    def _serve(self) -> None:
-        while True:
-            with self._wake:
-                while not self._queue and not self._closed:
-                    self._wake.wait()
-                if not self._queue:
-                    return
-                waiting = self._queue.popleft()
-                if not waiting.future.set_running_or_notify_cancel():
-                    continue
-                self._running += 1
-            try:
-                queued_ms = 1e3 * (time.perf_counter() - waiting.since)
-                waiting.future.set_result(self._run(waiting.request, queued_ms))
-            except BaseException as error:
-                waiting.future.set_exception(error)
-            del waiting
 
     def _run(self, request: Any, queued_ms: float) -> Any:
         started = time.perf_counter()
@@ -169,7 +156,8 @@ class Engine:
             if self._closed:
                 return
             self._closed = True
-            pending, self._queue = list(self._queue), collections.deque()
+            pending = list(self._queue)
+            self._queue.clear()
             self._wake.notify_all()
         for waiting in pending:
             if waiting.future.set_running_or_notify_cancel():
@@ -237,6 +225,41 @@ class Engine:
     def _check_open(self) -> None:
         if self._closed:
             raise _closed_error()
+
+
+def _serve(
+    owner: weakref.ref[Engine], wake: threading.Condition, queue: collections.deque[_Waiting]
+) -> None:
+    """Run queued requests; holds the engine only while there is one, so it can be collected."""
+    while (waiting := _next(owner, wake, queue)) is not None:
+        future = waiting.future
+        try:
+            queued_ms = 1e3 * (time.perf_counter() - waiting.since)
+            future.set_result(waiting.engine._run(waiting.request, queued_ms))
+        except BaseException as error:
+            future.set_exception(error)
+        del waiting, future
+
+
+def _next(
+    owner: weakref.ref[Engine], wake: threading.Condition, queue: collections.deque[_Waiting]
+) -> _Waiting | None:
+    """Return the next request that was not cancelled; None when the engine is closed or gone."""
+    with wake:
+        while True:
+            while not queue:
+                engine = owner()
+                if engine is None or engine._closed:
+                    return None
+                del engine
+                if owner() is None:  # ours was the last reference: close() has already notified
+                    return None
+                wake.wait()
+            waiting = queue.popleft()
+            if waiting.future.set_running_or_notify_cancel():
+                waiting.engine._running += 1
+                return waiting
+            del waiting
 
 
 def _closed_error() -> EngineUnavailableError:

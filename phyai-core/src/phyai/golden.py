@@ -56,22 +56,45 @@ class GoldenRun:
 def absolute(name: str, got: Tensor, want: Tensor, tolerance: float) -> Comparison:
     """Return the largest |got - want|; infinity when the shapes differ."""
     if got.shape != want.shape:
-        return Comparison(
-            f"{name} {list(got.shape)} != {list(want.shape)}", float("inf"), tolerance
-        )
+        return _wrong_shape(name, got, want, tolerance, "abs")
     if not got.numel():
         return Comparison(name, 0.0, tolerance)
     return Comparison(name, float((got.double() - want.double()).abs().max()), tolerance)
 
 
+def close(name: str, got: Tensor, want: Tensor, *, atol: float, rtol: float) -> Comparison:
+    """Return |got - want| and what is allowed, atol + rtol |want|, at the entry furthest over it.
+
+    Infinity when the shapes differ; NaN when any difference is NaN.
+    """
+    if got.shape != want.shape:
+        return _wrong_shape(name, got, want, atol, "abs")
+    if not got.numel():
+        return Comparison(name, 0.0, atol)
+    error = (got.double() - want.double()).abs().flatten()
+    allowed = atol + rtol * want.double().abs().flatten()
+    worst = int((error - allowed).argmax())  # a NaN counts as the largest
+    return Comparison(name, float(error[worst]), float(allowed[worst]))
+
+
 def relative(name: str, got: Tensor, want: Tensor, tolerance: float) -> Comparison:
     """Return ||got - want|| / ||want||; infinity when the shapes differ."""
     if got.shape != want.shape:
-        return Comparison(
-            f"{name} {list(got.shape)} != {list(want.shape)}", float("inf"), tolerance, "rel"
-        )
+        return _wrong_shape(name, got, want, tolerance, "rel")
     norm = float(want.double().norm()) or 1.0
     return Comparison(name, float((got.double() - want.double()).norm()) / norm, tolerance, "rel")
+
+
+def unknown(name: str) -> Comparison:
+    """Return the infinite error of a stored result that nothing was computed for."""
+    return Comparison(f"{name} (nothing to compare it with)", float("inf"), 0.0)
+
+
+def _wrong_shape(
+    name: str, got: Tensor, want: Tensor, tolerance: float, kind: Literal["abs", "rel"]
+) -> Comparison:
+    text = f"{name} {list(got.shape)} != {list(want.shape)}"
+    return Comparison(text, float("inf"), tolerance, kind)
 
 
 def exact(name: str, got: Any, want: Any) -> Comparison:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from phyai.cli import console
+from phyai.cli.quick_scan import may_have_hooks
 
 SUMMARY = "Run vision-language-action models: plugins, checkpoints, presets, and what they cost."
 COMMANDS = {
@@ -22,6 +22,9 @@ COMMANDS = {
     "config": ("phyai.cli.config:config", "Print, explain or check an engine configuration."),
     "verify": ("phyai.cli.verify:verify", "Compare a plugin with the cases of a golden folder."),
 }
+# Calls with nothing but these flags go straight to the command: converting options takes typer
+# (by way of pydantic) longer than the command itself.
+QUICK = {"plugins": ("--json", "--debug")}
 ELSEWHERE = {"serve": "phyai-gateway", "server": "phyai-gateway"}
 
 
@@ -29,23 +32,26 @@ class Commands(TyperGroup):
     """Builds a command when it is asked for: core's own first, then those of hook plugins."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        offered, problems = _plugin_commands()
-        for problem in problems:
-            print(f"note: {problem}", file=sys.stderr)
-        return [*COMMANDS, *(name for name in offered if name not in COMMANDS)]
+        return [*COMMANDS, *_plugin_commands()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in COMMANDS:
             path, summary = COMMANDS[cmd_name]
             return _build(cmd_name, _load(path), short_help=summary)
-        offered, problems = _plugin_commands()
+        offered = _plugin_commands()
         if cmd_name in offered:
             return _build(cmd_name, offered[cmd_name])
         if cmd_name in ELSEWHERE:
             return _build(cmd_name, _elsewhere(cmd_name), hidden=True, **_ANY_ARGUMENTS)
-        for problem in problems:
-            print(f"note: {problem}", file=sys.stderr)
         return None
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of --help without importing core's commands: it answers at once."""
+        rows = [(name, summary) for name, (_, summary) in COMMANDS.items()]
+        for name, target in _plugin_commands().items():
+            rows.append((name, _build(name, target).get_short_help_str(limit=80)))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
 
 _ANY_ARGUMENTS: dict[str, Any] = {
@@ -75,17 +81,19 @@ def _build(name: str, target: Any, **settings: Any) -> Any:
     return command
 
 
-def _plugin_commands() -> tuple[dict[str, Callable[..., Any]], list[str]]:
-    from phyai.plugin_records import discover_hooks
-
-    if not discover_hooks():
-        return {}, []
+def _plugin_commands() -> dict[str, Callable[..., Any]]:
+    """Return the commands of hook plugins; what is left out is said on stderr."""
+    if not may_have_hooks():
+        return {}
     from phyai.plugins import hook_commands
 
     offered, problems = hook_commands()
-    problems += [f"command {name!r} of a hook plugin is core's own" for name in offered
-                 if name in COMMANDS]  # fmt: skip
-    return offered, problems
+    for name in [name for name in offered if name in COMMANDS]:
+        del offered[name]
+        problems.append(f"command {name!r} of a hook plugin is one of core's own")
+    for problem in problems:
+        print(f"note: {problem}", file=sys.stderr)
+    return offered
 
 
 def _elsewhere(name: str) -> Callable[[], None]:
@@ -99,6 +107,19 @@ def _elsewhere(name: str) -> Callable[[], None]:
         )
 
     return command
+
+
+class _Once:
+    """Lets a log line through once; verify opens many engines of one checkpoint."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def filter(self, line: Any) -> bool:
+        text = line.getMessage()
+        new = text not in self._said
+        self._said.add(text)
+        return new
 
 
 app = typer.Typer(
@@ -124,45 +145,54 @@ def _root(
     context: typer.Context,
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version."),
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print it."),
     ] = False,
     debug: console.DebugOption = False,
 ) -> None:
     if context.invoked_subcommand is None:
         print(context.get_help())
+        return
+    import logging
+
+    log, handler = logging.getLogger("phyai"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    handler.addFilter(_Once())
+    log.addHandler(handler)
+    context.call_on_close(lambda: log.removeHandler(handler))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     settings = console.Settings()
-    log = logging.getLogger("phyai")
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-    log.addHandler(handler)
+    arguments = sys.argv[1:] if argv is None else list(argv)
     try:
-        return _run(argv, settings)
+        code = 0 if _quick(arguments, settings) else _run(arguments, settings)
+        sys.stdout.flush()
+        return code
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
     except BaseException as error:
         if isinstance(error, BrokenPipeError):
             _drop_stdout()
         return console.report(error, debug=settings.debug)
-    finally:
-        log.removeHandler(handler)
 
 
-def _run(argv: Sequence[str] | None, settings: console.Settings) -> int:
+def _quick(arguments: list[str], settings: console.Settings) -> bool:
+    """Run a command of QUICK; False when these arguments need typer."""
+    name, flags = (arguments or [""])[0], arguments[1:]
+    if name not in QUICK or not set(flags) <= set(QUICK[name]):
+        return False
+    settings.debug = "--debug" in flags
+    _load(COMMANDS[name][0])(**{flag[2:]: True for flag in flags})
+    return True
+
+
+def _run(arguments: list[str], settings: console.Settings) -> int:
     command = typer.main.get_command(app)
     try:
-        code = command.main(
-            args=None if argv is None else list(argv),
-            prog_name="phyai",
-            standalone_mode=False,
-            obj=settings,
-        )
+        code = command.main(args=arguments, prog_name="phyai", standalone_mode=False, obj=settings)
     except typer.Abort:
         raise KeyboardInterrupt from None
-    sys.stdout.flush()
     if code == console.INTERRUPTED:
         print("Interrupted.", file=sys.stderr)
     return code if isinstance(code, int) else 0

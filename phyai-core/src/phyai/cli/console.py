@@ -6,10 +6,12 @@ Exit codes: 0 done, 1 it went wrong, 2 a wrong option, setting or input of the c
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -110,7 +112,8 @@ def _usage_message(error: Any) -> str:
     context = getattr(error, "ctx", None)
     if context is None:
         return text
-    return f"{text}{'' if text.endswith(('.', '?', ')')) else '.'} See `{context.command_path} --help`."
+    stop = "" if text.endswith((".", "?", ")")) else "."
+    return f"{text}{stop} See `{context.command_path} --help`."
 
 
 # ---------------------------------------------------------------- output
@@ -123,6 +126,15 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False)
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of equal length as lines with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
 def print_json(data: Any) -> None:
     """Print one JSON object on stdout; numbers JSON cannot hold become text."""
     import json
@@ -131,7 +143,7 @@ def print_json(data: Any) -> None:
 
 
 def _json_ready(value: Any) -> Any:
-    if isinstance(value, float) and not (value - value == 0.0):
+    if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
         return {str(key): _json_ready(item) for key, item in value.items()}

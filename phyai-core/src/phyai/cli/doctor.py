@@ -24,6 +24,7 @@ OPTIONAL = {
     "matplotlib": "--plot; pip install 'phyai-core[plots]'",
     "sentencepiece": "SentencePiece tokenizers; pip install sentencepiece",
 }
+SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 COMPILERS = ("c++", "g++", "clang++")
 
 
@@ -272,27 +273,20 @@ def _print_facts(facts: list[Fact]) -> None:
 
 
 def _print_kernels(report: list[dict[str, Any]]) -> None:
-    from rich import box
-    from rich.table import Table
-
     device = report[0]["device"] if report else "cpu"
-    table = Table(
-        title=f"kernels, and the choice on {device}",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    for column in ("op", "kernel", "devices", "dtypes", "priority", "chosen for"):
-        table.add_column(column, overflow="fold")
+    rows = [("op", "kernel", "devices", "dtypes", "priority", "chosen for")]
     for entry in report:
         for number, row in enumerate(entry["rows"]):
             used = [dtype for dtype, name in entry["chosen"].items() if name == row["name"]]
-            table.add_row(
-                entry["op"] if number == 0 else "",
-                row["name"] + (" (reference)" if row["reference"] else ""),
-                " ".join(row["devices"]),
-                " ".join(row["dtypes"]),
-                str(row["priority"]),
-                ", ".join(used),
+            rows.append(
+                (
+                    entry["op"] if number == 0 else "",
+                    row["name"],
+                    " ".join(row["devices"]),
+                    " ".join(SHORT.get(dtype, dtype) for dtype in row["dtypes"]),
+                    "reference" if row["reference"] else str(row["priority"]),
+                    " ".join(SHORT[dtype] for dtype in used),
+                )
             )
-    console.console().print(table)
+    print(f"\nkernels, and the choice on {device}")
+    print("\n".join(console.aligned(rows)))

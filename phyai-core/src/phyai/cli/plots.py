@@ -64,10 +64,10 @@ def plot_chunk(chunk: ActionChunk, path: Path, title: str) -> None:
 def _panel(panel: Any, chunk: ActionChunk, dim: int, times: list[float]) -> None:
     values = chunk.actions[:, dim]
     panel.plot(times, values, color=LINE, linewidth=1.2, marker=".", markersize=3)
+    half = 0.5 * (times[1] if len(times) > 1 else 1.0)
     for time, valid in zip(times, chunk.mask, strict=True):
         if not valid:
-            panel.axvspan(time - 0.5 * (times[1] if len(times) > 1 else 1.0), time
-                          + 0.5 * (times[1] if len(times) > 1 else 1.0), color=MASKED, lw=0)  # fmt: skip
+            panel.axvspan(time - half, time + half, color=MASKED, linewidth=0)
     name = chunk.names[dim] if dim < len(chunk.names) else f"action_{dim}"
     unit = chunk.units[dim] if dim < len(chunk.units) else ""
     panel.set_title(name, fontsize=8, loc="left", pad=3)

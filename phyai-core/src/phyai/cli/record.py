@@ -105,7 +105,7 @@ def changed_args(args: Any) -> dict[str, Any]:
 
 
 def _observation(observation: Observation, folder: Path) -> dict[str, Any]:
-    files = {}
+    files: dict[str, str] = {}
     for camera, image in observation.images.items():
         folder.mkdir(exist_ok=True)
         name = f"{len(files)}_{re.sub(r'[^A-Za-z0-9_.-]+', '_', str(camera))}.png"

@@ -177,9 +177,7 @@ def choose_preset(manifest: AdapterManifest, name: str | None) -> Preset:
     """Return the preset of this name, or the first one."""
     names = [preset.name for preset in manifest.presets]
     if not names:
-        raise ConfigError(
-            f"plugin {manifest.id!r} has no preset. Pass --checkpoint DIR_OR_HUB_ID."
-        )
+        raise ConfigError(f"plugin {manifest.id!r} has no preset. Pass --checkpoint DIR_OR_HUB_ID.")
     if name is None:
         return manifest.presets[0]
     if name not in names:
@@ -268,9 +266,7 @@ def _construct(cls: type, values: Mapping[str, Any], plugin: str) -> Any:
 # ---------------------------------------------------------------- precision and engine
 
 
-def choose_precision(
-    manifest: AdapterManifest, name: str | None
-) -> tuple[str | None, str | None]:
+def choose_precision(manifest: AdapterManifest, name: str | None) -> tuple[str | None, str | None]:
     """Return the plugin's name of a precision and the engine dtype that goes with it."""
     if name is None:
         return None, None

@@ -123,7 +123,8 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     tensors = sum(len(v.comparisons) for v in verdicts)
     over = sum(not c.ok for v in verdicts for c in v.comparisons)
     parts = [f"{count} {status}" for status, count in counts.items() if count]
-    return f"{len(verdicts)} runs: {', '.join(parts)}; {over} of {tensors} tensors over."
+    runs = "1 run" if len(verdicts) == 1 else f"{len(verdicts)} runs"
+    return f"{runs}: {', '.join(parts)}; {over} of {tensors} tensors over."
 
 
 def _print(verdict: Verdict) -> None:

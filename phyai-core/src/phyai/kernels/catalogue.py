@@ -31,6 +31,15 @@ def _reference_row(op: str) -> KernelRow:
 CATALOGUE: tuple[KernelRow, ...] = (
     *(_reference_row(op) for op in _TORCH_OPS),
     KernelRow(
+        "linear",
+        "upcast.linear",
+        cpu.upcast_linear,
+        devices=("cpu",),
+        dtypes=("bfloat16",),
+        predicate=cpu.no_16_bit_arithmetic,
+        priority=GENERAL,
+    ),
+    KernelRow(
         "attention",
         "sdpa.attention",
         cpu.sdpa_attention,

@@ -11,6 +11,30 @@ from torch import Tensor
 
 from phyai.kernels.reference import additive_mask, fold_mask, fold_queries, unfold_queries
 
+_BLOCK = 2**22  # weights in fp32 at a time: 16 MB
+
+
+def upcast_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x @ weight.T + bias computed in fp32, some rows of the weight at a time.
+
+    Shapes and rounding: as ``reference.linear``. For CPUs without 16-bit arithmetic, where
+    torch's own product of bfloat16 matrices is several times slower.
+    """
+    out = x.new_empty(*x.shape[:-1], weight.shape[0])
+    wide = x.float()
+    step = max(_BLOCK // weight.shape[1], 1)
+    for start in range(0, weight.shape[0], step):
+        rows = slice(start, start + step)
+        part = None if bias is None else bias[rows].float()
+        out[..., rows] = F.linear(wide, weight[rows].float(), part)
+    return out
+
+
+def no_16_bit_arithmetic(facts: Mapping[str, Any]) -> bool | str:
+    """Accept CPUs whose vector unit is older than AVX-512."""
+    unit = torch.backends.cpu.get_cpu_capability()
+    return unit in ("DEFAULT", "AVX2") or f"this CPU ({unit}) multiplies 16-bit matrices itself"
+
 
 def sdpa_attention(
     q: Tensor,

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
+from phyai.adapter import Adapter
 from phyai.engine import Engine, EngineArgs
 from phyai.engine_config import DeviceConfig, EngineConfig
 from phyai.errors import ConfigError
-from phyai.golden import Comparison, GoldenRun
+from phyai.golden import Comparison, GoldenRun, Records
 from phyai.plugins import find
 
 CASE_PREFIXES = ("case_", "track_case_", "preprocess_")
@@ -37,7 +38,7 @@ class CaseResult:
 class GoldenRunner:
     """Runs cases of one plugin, keeping an engine per set of adapter arguments.
 
-    >>> GoldenRunner(plugin_id).run(path, root)                                    # doctest: +SKIP
+    >>> GoldenRunner(plugin_id).run(path, root)                          # doctest: +SKIP
     """
 
     def __init__(self, plugin: str, config: EngineConfig | None = None) -> None:
@@ -65,12 +66,16 @@ class GoldenRunner:
         return [CaseResult(path, run.label, tuple(self._execute(run))) for run in runs]
 
     def _execute(self, run: GoldenRun) -> list[Comparison]:
+        return run.compare(*self.outcome(run))
+
+    def outcome(self, run: GoldenRun) -> tuple[Adapter | None, Any, Records]:
+        """Return what ``run.compare`` takes: adapter, result and records; Nones without request."""
         if run.request is None:
-            return run.compare(None, None, {})
+            return None, None, {}
         engine = self._engine(run)
         with engine.core.services.profile.recorder.recording(run.records) as records:
             result = engine.step(run.request)
-        return run.compare(engine.adapter, result, records)
+        return engine.adapter, result, records
 
     def _engine(self, run: GoldenRun) -> Engine:
         if run.args is None:

@@ -92,9 +92,14 @@ def merge_peft(
     return PeftSource(opened, folder, config=config, remap=remap)
 
 
-def tensor_index(source: Source, *, revision: str | None = None) -> dict[str, TensorInfo]:
-    """Return name -> dtype, shape and file of every tensor; reads headers only."""
-    return dict(open_source(source, revision=revision).infos())
+def tensor_index(
+    source: Source, *, remap: Remap = None, revision: str | None = None
+) -> dict[str, TensorInfo]:
+    """Return stored name -> dtype, shape and file of every tensor; reads headers only.
+
+    remap: see ``open_source``.
+    """
+    return dict(open_source(source, remap=remap, revision=revision).infos())
 
 
 def _open_folder(folder: Path) -> SafetensorsSource:

@@ -20,6 +20,8 @@ from phyai.weights.tensor_source import DTYPE_BITS, TORCH_DTYPES, Region, Tensor
 _MAX_HEADER = 100 * 2**20
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _AGAIN = "Copy or download it again"
+# Lie beside the weights and are none: state of processing steps, adapters.
+_NO_WEIGHTS = ("_processor.safetensors", "adapter_model.safetensors")
 
 
 class SafetensorsSource:
@@ -171,7 +173,8 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
 def checkpoint_files(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
     """Return the safetensors files that make up a folder's checkpoint, and its index if sharded.
 
-    Order: an ``*.safetensors.index.json``; ``model.safetensors``; all other ``*.safetensors``.
+    Order: an ``*.safetensors.index.json``; ``model.safetensors``; all other ``*.safetensors``
+    but those of processing steps and adapters.
 
     Raises: CheckpointNotFound for a folder without weights; CheckpointError for pickles only,
         several indices, a broken index, or one that names absent or outside files.
@@ -191,7 +194,7 @@ def checkpoint_files(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
     single = folder / "model.safetensors"
     if single.is_file():
         return [single], None
-    files = sorted(folder.glob("*.safetensors"))
+    files = sorted(f for f in folder.glob("*.safetensors") if not f.name.endswith(_NO_WEIGHTS))
     if files:
         return files, None
     pickles = sorted(f.name for f in folder.iterdir() if f.suffix in _PICKLES)

@@ -24,8 +24,8 @@ from phyai.models.pi.plan import PrefixShape, pack_prefix
 from phyai.models.pi.precision import choose_precision
 from phyai.models.pi.prefix import Prefix
 from phyai.models.pi.processor import PiRow, Processor
-from phyai.models.pi.request import assemble, checked, common_option
-from phyai.models.pi.rtc_inputs import as_rtc
+from phyai.models.pi.request import assemble, checked, common_steps
+from phyai.models.pi.rtc_inputs import as_rtc, left_over, rtc_per_row
 from phyai.types import (
     ActionChunk,
     BufferSpec,
@@ -154,6 +154,8 @@ class PiAdapter(Adapter):
         )
         weights = PiWeights(self.model, args, folder)
         weights.check_model()
+        if args.config is None:
+            self.pi = weights.fit_state(self.pi)
         rounding = self.precision.rounding_on(services.device)
         at = Placement(services.kernels, services.device, self.precision.stack, rounding)
         self.prefix = Prefix(self.pi, self.precision, at, services.profile)
@@ -228,7 +230,7 @@ class PiAdapter(Adapter):
             token_len=torch.tensor([row.length for row in processed]),
             noise=noise,
             state=torch.stack([row.state for row in processed]) if self.needs_state else None,
-            num_steps=common_option([row.options for row in rows], "num_steps"),
+            num_steps=common_steps([row.options for row in rows], self.pi.num_inference_steps),
             rtc=rtc,
             meta=tuple(processed),
         )
@@ -264,7 +266,7 @@ class PiAdapter(Adapter):
             noise=noise,
             state=self._request_state(request, rows),
             num_steps=request.num_steps,
-            rtc=_request_rtc(request.rtc, rows),
+            rtc=rtc_per_row(request.rtc, rows),
             meta=None,
         )
 
@@ -303,7 +305,13 @@ class PiAdapter(Adapter):
         rtc = as_rtc(options.get("rtc"))
         if rtc is None or rtc.space == "model":
             return rtc
-        return rtc.with_chunk(self.processor.model_space(np.asarray(rtc.prev_chunk), row))
+        chunk, width = left_over(rtc), self.processor.action_dim
+        if chunk.shape[1] != width:
+            raise RequestError(
+                f"rtc prev_chunk in robot space must have {width} action dims; "
+                f"got {chunk.shape[1]}. Send the rest of the last chunk as it came."
+            )
+        return rtc.with_chunk(self.processor.model_space(chunk.numpy(), row))
 
     # ------------------------------------------------------------ parts
 
@@ -377,27 +385,3 @@ class PiOutput:
 
     def tensors(self, x: Tensors, cache: Cache, prepared: Prepared) -> Tensor:
         return x["action"]
-
-
-def _request_rtc(
-    rtc: RTCOptions | Sequence[RTCOptions | None] | None, rows: int
-) -> list[RTCOptions | None]:
-    """Return one RTCOptions (or None) per row."""
-    if rtc is None:
-        return [None] * rows
-    if isinstance(rtc, (RTCOptions, Mapping)):
-        options = as_rtc(rtc)
-        if options is None:
-            return [None] * rows
-        prev = torch.as_tensor(options.prev_chunk)
-        if prev.ndim == 2:
-            return [options] * rows
-        if prev.ndim != 3 or prev.shape[0] != rows:
-            raise RequestError(
-                f"rtc prev_chunk expected shape [T, A] or [{rows}, T, A]; got {list(prev.shape)}."
-            )
-        return [options.with_chunk(chunk) for chunk in prev]
-    per_row = [as_rtc(row) for row in rtc]
-    if len(per_row) != rows:
-        raise RequestError(f"rtc must hold one entry per row ({rows}); got {len(per_row)}.")
-    return per_row

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import nn
 
 from phyai.errors import CheckpointError
-from phyai.models.pi.config import Model
+from phyai.models.pi.config import Model, PiConfig
 from phyai.services import Progress
 from phyai.weights import LoadReport, load_pretrained, randomize, tensor_index
 
@@ -74,7 +75,7 @@ class PiWeights:
         """Raise CheckpointError when the tensors are those of the other model."""
         if self.folder is None:
             return
-        names = {self.rename(name) for name in tensor_index(self.folder)}
+        names = {self.rename(name) for name in tensor_index(self.folder, remap=self.rename)}
         if PROBES[self.model] in names:
             return
         for other, probe in PROBES.items():
@@ -83,6 +84,20 @@ class PiWeights:
                     f"checkpoint {self.folder} must hold a {self.model} model; its tensors are "
                     f"those of {other} (it has {probe!r}). Use --plugin {PLUGINS[other]}."
                 )
+
+    def fit_state(self, config: PiConfig) -> PiConfig:
+        """Return the config with the state width of the tensors.
+
+        An openpi config has one width for actions and state; a converted checkpoint whose state is
+        narrower says so only in the shape of ``state_proj.weight``.
+        """
+        if self.folder is None or config.family != "openpi":
+            return config
+        for name, info in tensor_index(self.folder, remap=self.rename).items():
+            if self.rename(name) == PROBES["pi0"] and len(info.shape) == 2:
+                width = min(info.shape[1], config.max_action_dim)
+                return replace(config, max_state_dim=width) if width else config
+        return config
 
     def load_into(self, modules: nn.Module, progress: Progress) -> LoadReport | None:
         """Fill the modules strictly from the checkpoint, or with random weights without one."""

@@ -47,11 +47,12 @@ def load_stats(path: str | Path) -> Stats:
             f"{file.name} must hold statistics by feature; got {type(inner).__name__}. "
             "Compute them again."
         )
-    return {
+    stats = {
         _OPENPI_NAMES.get(str(name), str(name)): _table(name, values, file.name)
         for name, values in inner.items()
         if isinstance(values, dict)
     }
+    return _even(stats, file.name)
 
 
 def _from_tensors(file: Path) -> Stats:
@@ -66,6 +67,18 @@ def _from_tensors(file: Path) -> Stats:
         feature, _, name = key.rpartition(".")
         if feature and name in _USED:
             stats.setdefault(feature, {})[name] = _vector(tensor, key, file.name)
+    return _even(stats, file.name)
+
+
+def _even(stats: Stats, where: str) -> Stats:
+    """Return the statistics, after checking that those of a feature have one shape."""
+    for feature, table in stats.items():
+        if len({array.shape for array in table.values()}) > 1:
+            lengths = ", ".join(f"{name} {list(a.shape)}" for name, a in sorted(table.items()))
+            raise CheckpointError(
+                f"{where}: statistics of {feature!r} must have one length; got {lengths}. "
+                "Compute them again."
+            )
     return stats
 
 

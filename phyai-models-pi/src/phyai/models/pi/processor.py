@@ -288,7 +288,8 @@ class Processor:
             array = np.asarray(state)
             if array.dtype.kind not in "fiu":
                 raise ValueError(f"dtype {array.dtype}")
-            array = array.astype(np.float32 if self.config.family == "lerobot" else np.float64)
+            with np.errstate(over="ignore"):  # an overflow is infinite, which is refused below
+                array = array.astype(np.float32 if self.config.family == "lerobot" else np.float64)
         except (TypeError, ValueError) as error:
             raise RequestError(
                 f"state must be a vector of numbers; got {error}. Send floats."

@@ -115,6 +115,8 @@ def load_settings(
                 "none. Correct processor_dir."
             )
         settings = _lerobot_settings(config, files, contract, stats)
+        if stats is None and processor_dir is None:
+            _check_own_lengths(config, settings.normalizer)
     if state_in_prompt is None:
         state_in_prompt = settings.state_in_prompt
     if default_prompt is None and openpi is not None:
@@ -273,6 +275,19 @@ def _check_lerobot_stats(normalizer: LerobotNormalizer) -> None:
             raise CheckpointError(
                 f"statistics of {feature!r} must hold {', '.join(needed_stats(mode))} for "
                 f"{mode}; {', '.join(missing)} missing. Use statistics computed for this mode."
+            )
+
+
+def _check_own_lengths(config: PiConfig, normalizer: Normalizer) -> None:
+    """Statistics that come with a checkpoint are of the features its config lists."""
+    for feature, stated, found in (
+        (STATE, config.state_dim, normalizer.state_dim),
+        (ACTION, config.action_dim, normalizer.action_dim),
+    ):
+        if stated is not None and found is not None and stated != found:
+            raise CheckpointError(
+                f"statistics of {feature!r} must have the {stated} values config.json lists; got "
+                f"{found}. Use the processor files of this checkpoint, or pass norm_stats."
             )
 
 

@@ -75,15 +75,15 @@ def check_steps(num_steps: int | None, default: int) -> int:
     return num_steps
 
 
-def common_option(rows: Sequence[Mapping[str, Any]], name: str) -> Any:
-    """Return an option all rows of a request must share; RequestError when they differ."""
-    values = [row.get(name) for row in rows]
-    if any(value != values[0] for value in values):
+def common_steps(rows: Sequence[Mapping[str, Any]], default: int) -> int:
+    """Return the number of solver steps all rows share; RequestError when bad or different."""
+    steps = [check_steps(row.get("num_steps"), default) for row in rows]
+    if len(set(steps)) > 1:
         raise RequestError(
-            f"option {name!r} must be equal in all rows of a request; got {values!r}. "
+            f"option num_steps must be equal in all rows of a request; got {steps}. "
             "Send the rows as separate requests."
         )
-    return values[0]
+    return steps[0]
 
 
 def checked(

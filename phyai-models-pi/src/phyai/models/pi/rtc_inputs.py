@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -38,9 +40,9 @@ def rtc_inputs(
         mask = torch.zeros(batch, chunk, width, dtype=torch.bool)
         for i, row in enumerate(rows):
             if row is not None:
-                left_over = _left_over(config, row)
-                delay = _trained_delay(config, row, len(left_over))
-                prev[i, :delay, : left_over.shape[1]] = left_over[:delay]
+                rest = _left_over(config, row)
+                delay = _trained_delay(config, row, len(rest))
+                prev[i, :delay, : rest.shape[1]] = rest[:delay]
                 mask[i, :delay] = True
         return mode, {"known.action.mask": mask, "known.action.value": prev}
     weights, largest = torch.zeros(batch, chunk), torch.zeros(batch)
@@ -48,21 +50,27 @@ def rtc_inputs(
     for i, row in enumerate(rows):
         if row is None:
             continue
-        left_over = _left_over(config, row)
-        used = min(len(left_over), chunk)
-        prev[i, :used, : left_over.shape[1]] = left_over[:used]
+        rest = _left_over(config, row)
+        used = min(len(rest), chunk)
+        prev[i, :used, : rest.shape[1]] = rest[:used]
         horizon = _count("execution_horizon", row.execution_horizon, settings.execution_horizon, 1)
         delay = _count("inference_delay", row.inference_delay, 0, 0)
         schedule = row.schedule or settings.prefix_attention_schedule
-        weights[i] = prefix_weights(schedule, delay, min(horizon, len(left_over)), chunk)
+        weights[i] = prefix_weights(schedule, delay, min(horizon, len(rest)), chunk)
         largest[i] = _max_weight(row.max_guidance_weight, settings.max_guidance_weight)
     return "guided", {"rtc.w": weights, "rtc.prev": prev, "rtc.max": largest}
 
 
 def as_rtc(value: Any) -> RTCOptions | None:
     """Return option ``rtc`` as RTCOptions; a mapping with the same fields is accepted."""
-    if value is None or isinstance(value, RTCOptions):
-        return value if value is None or value.prev_chunk is not None else None
+    if value is None:
+        return None
+    if isinstance(value, RTCOptions):
+        if value.prev_chunk is None:
+            return None
+        if value.space not in ("model", "robot"):
+            raise RequestError(f"rtc space must be 'model' or 'robot'; got {value.space!r}.")
+        return value
     try:
         options = RTCOptions(**dict(value))
     except (TypeError, ValueError) as error:
@@ -71,6 +79,46 @@ def as_rtc(value: Any) -> RTCOptions | None:
             f"inference_delay, execution_horizon, ...); got {value!r}."
         ) from error
     return as_rtc(options)
+
+
+def rtc_per_row(
+    rtc: RTCOptions | Mapping[str, Any] | Sequence[RTCOptions | None] | None, rows: int
+) -> list[RTCOptions | None]:
+    """Return one RTCOptions (or None) per row of a model request, whose chunks are model space.
+
+    rtc: one for all rows, with prev_chunk [T, A] or [rows, T, A], or a sequence of one per row.
+    """
+    if rtc is None or isinstance(rtc, (RTCOptions, Mapping)):
+        options = as_rtc(rtc)
+        per_row: list[RTCOptions | None] = [options] * rows
+        if options is not None and (prev := _numbers(options.prev_chunk)).ndim == 3:
+            if prev.shape[0] != rows:
+                raise RequestError(
+                    f"rtc prev_chunk expected shape [T, A] or [{rows}, T, A]; "
+                    f"got {list(prev.shape)}."
+                )
+            per_row = [replace(options, prev_chunk=chunk) for chunk in prev]
+    elif isinstance(rtc, Sequence) and not isinstance(rtc, str):
+        per_row = [as_rtc(row) for row in rtc]
+        if len(per_row) != rows:
+            raise RequestError(f"rtc must hold one entry per row ({rows}); got {len(per_row)}.")
+    else:
+        raise RequestError(
+            f"rtc must be RTCOptions, or a sequence of them or None; got {type(rtc).__name__}."
+        )
+    if any(row is not None and row.space != "model" for row in per_row):
+        raise RequestError(
+            "rtc prev_chunk of a model request must be in model space; got space='robot'. "
+            "Send an Observation, or ActionChunk.model_actions."
+        )
+    return per_row
+
+
+def _numbers(value: Any) -> Tensor:
+    try:
+        return torch.as_tensor(value, dtype=torch.float32).cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise RequestError("rtc prev_chunk must be an array [T, A] of numbers.") from error
 
 
 def _mode(config: PiConfig, row: RTCOptions) -> Mode:
@@ -85,23 +133,26 @@ def _mode(config: PiConfig, row: RTCOptions) -> Mode:
     return mode
 
 
-def _left_over(config: PiConfig, row: RTCOptions) -> Tensor:
-    try:
-        left_over = torch.as_tensor(row.prev_chunk, dtype=torch.float32).cpu()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise RequestError("rtc prev_chunk must be an array [T, A] of numbers.") from error
-    if left_over.ndim != 2 or not len(left_over):
+def left_over(row: RTCOptions) -> Tensor:
+    """Return the checked left-over of a row: finite float32 [T, A] with T >= 1."""
+    chunk = _numbers(row.prev_chunk)
+    if chunk.ndim != 2 or not len(chunk):
         raise RequestError(
-            f"rtc prev_chunk expected shape [T, A] with T >= 1; got {list(left_over.shape)}."
+            f"rtc prev_chunk expected shape [T, A] with T >= 1; got {list(chunk.shape)}."
         )
-    if left_over.shape[1] > config.max_action_dim:
+    if not bool(torch.isfinite(chunk).all()):
+        raise RequestError("rtc prev_chunk must be finite; got NaN or infinity.")
+    return chunk
+
+
+def _left_over(config: PiConfig, row: RTCOptions) -> Tensor:
+    chunk = left_over(row)
+    if chunk.shape[1] > config.max_action_dim:
         raise RequestError(
             f"rtc prev_chunk must have at most {config.max_action_dim} action dims; "
-            f"got {left_over.shape[1]}."
+            f"got {chunk.shape[1]}."
         )
-    if not bool(torch.isfinite(left_over).all()):
-        raise RequestError("rtc prev_chunk must be finite; got NaN or infinity.")
-    return left_over
+    return chunk
 
 
 def _trained_delay(config: PiConfig, row: RTCOptions, length: int) -> int:
@@ -130,6 +181,6 @@ def _count(name: str, value: Any, default: int, least: int) -> int:
 def _max_weight(value: Any, default: float) -> float:
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise RequestError(f"rtc max_guidance_weight must be a number > 0; got {value!r}.")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise RequestError(f"rtc max_guidance_weight must be a finite number > 0; got {value!r}.")
     return float(value)

@@ -1,4 +1,4 @@
-"""Writes the tiny preset's checkpoint folder in the layout LeRobot releases fine-tuned models in."""
+"""Writes the tiny preset's checkpoint folder, in the layout of fine-tuned LeRobot models."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def config_json(model: Model) -> dict[str, Any]:
 
 def write_processor_files(folder: Path, model: Model) -> None:
     """Write policy_preprocessor.json, policy_postprocessor.json and their statistics."""
-    stats = {STATE: _STATE_STATS, ACTION: _ACTION_STATS}
+    stats: dict[str, Mapping[str, Sequence[float]]] = {STATE: _STATE_STATS, ACTION: _ACTION_STATS}
     relative = {
         "enabled": False,
         "exclude_joints": ["gripper"],

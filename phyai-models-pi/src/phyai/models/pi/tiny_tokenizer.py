@@ -17,14 +17,44 @@ _CHARACTERS = (
     "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ" + ".,:;!?'\"()[]{}<>+-*/=_%&#@"
 )
 # Words with a space before them, and words that open a prompt.
-_WORDS = ["a", "all", "and", "away", "back", "basket", "black", "block", "blue", "both", "bottle", "bottom", "bowl", "box", "bread", "brown", "butter", "button", "cabinet", "can", "chocolate", "close", "cloth", "coffee", "cream", "cube", "cup", "cut", "dish", "door", "drawer", "drop", "fold", "fork", "from", "front", "gently", "grasp", "gray", "green", "grasp", "hand", "handle", "hold", "in", "insert", "into", "it", "juice", "kettle", "knife", "lamp", "left", "lid", "lift", "light", "live", "make", "microwave", "middle", "milk", "move", "mug", "near", "next", "object", "of", "off", "on", "onto", "open", "orange", "other", "out", "over", "peg", "pen", "pick", "pink", "place", "plate", "pot", "pour", "press", "pull", "purple", "push", "put", "rack", "red", "release", "remove", "right", "rotate", "round", "sauce", "shelf", "shirt", "side", "sink", "slowly", "soup", "spoon", "square", "stack", "State", "Action", "stand", "stir", "stove", "sweep", "table", "take", "task", "the", "then", "to", "top", "touch", "towel", "tower", "tray", "turn", "under", "unfold", "up", "white", "wine", "wipe", "with", "yellow"]  # fmt: skip
-_FIRST_WORDS = ["Task", "State", "Action", "close", "fold", "grasp", "insert", "lift", "move", "open", "pick", "place", "pour", "pull", "push", "put", "stack", "take", "turn", "wipe"]
+_WORDS = (
+    "a all and away back basket black block blue both bottle bottom bowl box bread brown butter "
+    "button cabinet can chocolate close cloth coffee cream cube cup cut dish door drawer drop fold "
+    "fork from front gently grasp gray green hand handle hold in insert into it juice kettle knife "
+    "lamp left lid lift light live make microwave middle milk move mug near next object of off on "
+    "onto open orange other out over peg pen pick pink place plate pot pour press pull purple push "
+    "put rack red release remove right rotate round sauce shelf shirt side sink slowly soup spoon "
+    "square stack State Action stand stir stove sweep table take task the then to top touch towel "
+    "tower tray turn under unfold up white wine wipe with yellow"
+)
+_FIRST_WORDS = [
+    "Task",
+    "State",
+    "Action",
+    "close",
+    "fold",
+    "grasp",
+    "insert",
+    "lift",
+    "move",
+    "open",
+    "pick",
+    "place",
+    "pour",
+    "pull",
+    "push",
+    "put",
+    "stack",
+    "take",
+    "turn",
+    "wipe",
+]
 
 
 def tiny_tokenizer() -> dict[str, Any]:
     """Return the content of tokenizer.json; below 1024 pieces, equal on every call."""
     merges: dict[tuple[str, str], None] = {}
-    for word in (*(_SPACE + word for word in _WORDS), *_FIRST_WORDS):
+    for word in (*(_SPACE + word for word in _WORDS.split()), *_FIRST_WORDS):
         # Each word grows from its first character, so a word is found from the left.
         for end in range(1, len(word)):
             merges[word[:end], word[end]] = None

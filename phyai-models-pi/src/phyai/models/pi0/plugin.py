@@ -44,5 +44,5 @@ def phyai_adapter() -> AdapterManifest:
             ),
         ),
         weights_licence="Apache-2.0 (openpi) with the Gemma terms of use",
-        golden="phyai.models.pi.golden:golden_runs",
+        golden="phyai.models.pi0.golden:golden_runs",
     )

@@ -45,5 +45,5 @@ def phyai_adapter() -> AdapterManifest:
             ),
         ),
         weights_licence="Apache-2.0 (openpi) with the Gemma terms of use",
-        golden="phyai.models.pi.golden:golden_runs",
+        golden="phyai.models.pi05.golden:golden_runs",
     )

@@ -1,0 +1,234 @@
+"""`phyai run`: one plugin, one observation, its actions, and what each stage cost."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from phyai.cli import console
+from phyai.cli.console import DebugOption, JsonOption
+from phyai.errors import ConfigError, RequestError
+
+if TYPE_CHECKING:
+    from phyai.cli.run_report import Outcome
+    from phyai.cli.run_setup import Setup
+    from phyai.types import Observation
+
+MANY = "May be repeated."
+
+
+def _plugin_ids(incomplete: str) -> list[str]:
+    from phyai.plugins import registered
+
+    return [name for name in registered() if name.startswith(incomplete)]
+
+
+def run(
+    plugin: Annotated[
+        str | None,
+        typer.Option(
+            "--plugin",
+            metavar="PLUGIN",
+            autocompletion=_plugin_ids,
+            help="Plugin id, see `phyai plugins`. Default: the one that recognises --checkpoint.",
+        ),
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option("--preset", metavar="NAME", help="Built-in preset. Default: the first one."),
+    ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option("--checkpoint", metavar="DIR_OR_HUB_ID", help="Your own checkpoint."),
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option("--revision", help="Branch, tag or commit of a hub checkpoint.")
+    ] = None,
+    image: Annotated[
+        list[str] | None,
+        typer.Option("--image", metavar="CAMERA=FILE", help=f"An image of a camera. {MANY}"),
+    ] = None,
+    state: Annotated[
+        str | None, typer.Option("--state", metavar="0.1,-0.2,...", help="The robot's state.")
+    ] = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", help="The task, as text.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, help="Seed of the noise. Default: 0.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=1, help="Solver steps. Default: the checkpoint's.")
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", metavar="NAME", help="Precision: fp32, bf16, or the plugin's."),
+    ] = None,
+    device: Annotated[
+        str, typer.Option("--device", metavar="auto|cpu|cuda[:N]", help="Where to run.")
+    ] = "auto",
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", metavar="PATH", help="Tokenizer file or folder.")
+    ] = None,
+    arg: Annotated[
+        list[str] | None,
+        typer.Option("--arg", metavar="KEY=VALUE", help=f"Any argument of the adapter. {MANY}"),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help=f"Engine setting, see `phyai config --fields`. {MANY}",
+        ),
+    ] = None,
+    repeat: Annotated[
+        int, typer.Option("--repeat", min=1, help="Run this often; shows first and median times.")
+    ] = 1,
+    json: JsonOption = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="FILE", help="Draw the chunk (.png, .pdf, .svg)."),
+    ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option("--record", metavar="DIR", help="Write observation, result, config, timing."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Let --record write into a folder with other files.")
+    ] = False,
+    debug: DebugOption = False,
+) -> None:
+    """Run a plugin on one observation and print its action chunk and the time of each stage.
+
+    Without --checkpoint a preset of the plugin is built, with its own example observation.
+    """  # fmt: skip
+    from phyai.cli import observation, plots, run_report, run_setup
+    from phyai.cli import record as records
+
+    files = observation.split_images(image or [])
+    numbers = observation.parse_state(state)
+    if plot is not None:
+        plots.check_plot(plot)
+    if record is not None:
+        records.check_folder(record, force=force)
+    elif force:
+        raise ConfigError("--force belongs to --record DIR; got it alone.")
+    hidden = contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext()
+    with hidden:
+        setup = run_setup.prepare(
+            run_setup.RunOptions(
+                plugin=plugin, preset=preset, checkpoint=checkpoint, revision=revision,
+                dtype=dtype, device=device, tokenizer=tokenizer, args=arg or (),
+                settings=set_ or (),
+            )
+        )  # fmt: skip
+        setup, options = _request_options(setup, seed, steps)
+        request = observation.merge(
+            setup.sample,
+            images={camera: observation.read_image(file, camera) for camera, file in files.items()},
+            state=numbers,
+            prompt=prompt,
+            options=options,
+        )
+        outcome = _execute(setup, request, repeat, show_header=not json)
+        if plot is not None:
+            plots.plot_chunk(_chunk(outcome, "--plot"), plot, run_report.describe(outcome))
+        data = run_report.as_json(outcome) if json or record is not None else {}
+        if record is not None:
+            large = ("actions", "model_actions", "mask", "names", "units", "timings")
+            records.write_record(
+                record,
+                observation=request,
+                chunk=_chunk(outcome, "--record"),
+                plugin=setup.record.id,
+                args=setup.args,
+                config=setup.config,
+                facts={key: value for key, value in data.items() if key not in large},
+            )
+    if json:
+        console.print_json(data)
+        return
+    run_report.print_result(outcome)
+    for what, path in (("picture", plot), ("record", record)):
+        if path is not None:
+            print(f"{what}: {path}")
+
+
+def _request_options(
+    setup: Setup, seed: int | None, steps: int | None
+) -> tuple[Setup, dict[str, Any]]:
+    """Return the observation options; --steps goes into the arguments where only they know it."""
+    known = setup.manifest.capabilities.get("options")
+    options: dict[str, Any] = {}
+    if known is None or "seed" in known:
+        options["seed"] = 0 if seed is None else seed
+    elif seed is not None:
+        raise ConfigError(f"plugin {setup.record.id!r} takes no --seed; got {seed}. Drop it.")
+    if steps is None:
+        return setup, options
+    if known is None or "num_steps" in known:
+        return setup, {**options, "num_steps": steps}
+    if not hasattr(setup.args, "num_steps"):
+        raise ConfigError(f"plugin {setup.record.id!r} takes no --steps; got {steps}. Drop it.")
+    return replace(setup, args=replace(setup.args, num_steps=steps)), options
+
+
+def _execute(setup: Setup, request: Observation, repeat: int, *, show_header: bool) -> Outcome:
+    """Load the engine and run the request, the header going out before the first run."""
+    with console.Waiting("importing torch"):
+        from phyai.engine import Engine, EngineArgs
+    from phyai.cli import run_report
+    from phyai.cli.observation import needs
+
+    began = time.perf_counter()
+    with console.Waiting("loading weights") as progress:
+        engine = Engine(EngineArgs(setup.record.id, setup.args, setup.config), progress=progress)
+    with engine:
+        outcome = run_report.Outcome(
+            setup=setup,
+            result=None,
+            timings=(),
+            seed=request.seed,
+            load_s=time.perf_counter() - began,
+            parameters=run_report.count_parameters(engine),
+            device=str(engine.core.device),
+            dtype=setup.precision or _dtype(engine),
+        )
+        if show_header:
+            run_report.print_header(outcome)
+        timings: list[Mapping[str, float]] = []
+        result: Any = None
+        try:
+            with console.Waiting("running") as progress:
+                for done in range(repeat):
+                    progress(done, repeat if repeat > 1 else 0)
+                    result = engine.step(request)
+                    timings.append(result.timing)
+        except RequestError as error:
+            raise RequestError(
+                f"{error} {needs(engine.adapter.expects(), setup.manifest)}"
+            ) from error
+    return replace(outcome, result=result, timings=tuple(timings))
+
+
+def _dtype(engine: Any) -> str:
+    """Return the adapter's name of its precision, or the engine's dtype."""
+    name = getattr(getattr(engine.adapter, "precision", None), "name", None)
+    return name if isinstance(name, str) else engine.config.device.dtype_name
+
+
+def _chunk(outcome: Outcome, option: str) -> Any:
+    from phyai.types import ActionChunk
+
+    if not isinstance(outcome.result, ActionChunk):
+        raise ConfigError(
+            f"{option} needs a plugin that returns actions; {outcome.setup.record.id!r} returned "
+            f"{type(outcome.result).__name__}. Drop the option."
+        )
+    return outcome.result

@@ -1,0 +1,14 @@
+"""Golden cases of pi0."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from phyai.golden import GoldenRun
+from phyai.models.pi.golden import runs_of
+from phyai.models.pi0.main_pi0 import PI0Adapter
+
+
+def golden_runs(path: Path, root: Path) -> list[GoldenRun]:
+    """Return the runs of one case file of a golden set; see ``runs_of``."""
+    return runs_of(path, root, PI0Adapter)
