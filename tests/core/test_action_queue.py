@@ -278,7 +278,7 @@ EVENTS = st.lists(
 def test_rtc_neither_skips_nor_repeats_an_action(events: list[object], horizon: int) -> None:
     """Ticks are executed in order, whatever is in flight, late, lost or out of order."""
     queue, flying, done = ActionQueue(), [], 0
-    for event in [("merge", 0, None), *events]:
+    for event in events:
         if event == "pop":
             tick = pop_tick(queue)
             if tick is not None:

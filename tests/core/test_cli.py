@@ -13,7 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from phyai.cli import console, quick_scan
-from phyai.cli.app import app, main
+from phyai.cli.app import main
+from phyai.cli.commands import app
 from phyai.config_yaml import parse_yaml_mapping
 from phyai.errors import (
     CheckpointError,

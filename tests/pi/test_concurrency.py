@@ -150,10 +150,11 @@ def test_a_row_of_a_list_is_that_observation_alone(engine: Engine) -> None:
 
 
 def test_the_same_seed_or_noise_gives_the_same_bits(engine: Engine) -> None:
-    first = digest(engine.step(observation(engine, 1)))
+    row = observation(engine, 1)
+    first, reseeded = digest(engine.step(row)), replace(row, options={**row.options, "seed": 2})
     torch.manual_seed(123)
     assert digest(engine.step(observation(engine, 1))) == first
-    assert digest(engine.step(observation(engine, 1, seed=2))) != first
+    assert digest(engine.step(reseeded)) != first
     request = model_request(engine, 1, noise=None, seed=7)
     assert digest(engine.step(request)) == digest(engine.step(request))
     noise = torch.randn(2, 10, 8, generator=torch.Generator().manual_seed(7))

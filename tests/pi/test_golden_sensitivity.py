@@ -59,7 +59,8 @@ def _moved(tensor: Tensor, index: tuple[int, ...], allowed: Sequence[Comparison]
     for comparison in allowed:
         size = float(tensor.double().norm()) if comparison.kind == "rel" else 1.0
         by = max(by, 3.0 * comparison.tolerance * size)
-        if comparison.kind == "abs":
+        # "(max)" rows bound single entries of bf16 results, which a relative norm already holds
+        if comparison.kind == "abs" and not comparison.name.endswith("(max)"):
             assert comparison.tolerance <= MAX_SHARE * scale, comparison
     value = float(out[index])
     out[index] = value + by if tensor.is_floating_point() or value < 128 else value - by

@@ -292,9 +292,11 @@ def test_bf16_lerobot_reproduces_the_official_bf16_run(
     )
     settings = cpu_config(torch.bfloat16)
     args = {"checkpoint_dir": rounded[model], "precision": "bf16_lerobot"}
-    with engine_of(model, settings, **args) as engine:
-        with engine.core.services.profile.recorder.recording() as records:
-            actions = engine.step(request)
+    with (
+        engine_of(model, settings, **args) as engine,
+        engine.core.services.profile.recorder.recording() as records,
+    ):
+        actions = engine.step(request)
     valid = golden["prefix.pad_mask"]
     torch.testing.assert_close(
         records["prefix.embs"][0], golden["prefix.embs"][valid], atol=1e-5, rtol=0

@@ -175,7 +175,7 @@ class ActionQueue:
         with self._lock:
             if self._index >= len(self._robot):
                 return None
-            action = self._robot[self._index].copy()
+            action: Rows = self._robot[self._index].copy()
             self._index += 1
             self._consumed += 1
             return action

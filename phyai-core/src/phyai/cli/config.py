@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from phyai.cli import console
-from phyai.cli.console import DebugOption
+from phyai.cli.options import DebugOption
 from phyai.errors import ConfigError
 
 NO_DEVICE = (

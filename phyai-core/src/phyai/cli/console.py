@@ -1,4 +1,4 @@
-"""What every command shares: how errors end a command, progress on stderr, the --debug option.
+"""What every command shares: how errors end a command, JSON, progress on stderr.
 
 Exit codes: 0 done, 1 it went wrong, 2 a wrong option, setting or input of the command line,
 3 something is missing or broken in the environment, 130 interrupted, 141 nobody reads the output.
@@ -12,11 +12,8 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Self
-
-import typer
+from typing import TYPE_CHECKING, Any, Self
 
 from phyai.errors import (
     CheckpointNotFound,
@@ -35,27 +32,6 @@ if TYPE_CHECKING:
 FAILED, USAGE, ENVIRONMENT, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 130, 141
 SHOW_AFTER_S = 1.0
 PLAIN_EVERY_S = 10.0
-
-
-@dataclass
-class Settings:
-    """What the options of the command line say to `main` itself."""
-
-    debug: bool = False
-
-
-def _set_debug(context: typer.Context, value: bool) -> bool:
-    if value and isinstance(context.obj, Settings):
-        context.obj.debug = True
-    return value
-
-
-DebugOption = Annotated[
-    bool, typer.Option("--debug", callback=_set_debug, help="Show the traceback of an error.")
-]
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on stdout, all else on stderr.")
-]
 
 
 # ---------------------------------------------------------------- errors

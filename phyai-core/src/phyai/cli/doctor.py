@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from phyai.cli import console
-from phyai.cli.console import DebugOption, JsonOption
+from phyai.cli.options import DebugOption, JsonOption
 
 State = Literal["ok", "note", "broken"]
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "bf16")

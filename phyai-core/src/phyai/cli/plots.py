@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".pdf", ".svg")
 PANEL_IN = (3.2, 1.55)
-LINE, MASKED = "#1f5fa8", "#bbbbbb"
+LINE, MASKED = "#1f5fa8", "#dcdcdc"
 
 
 def check_plot(path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phyai.cli import console
-from phyai.cli.console import DebugOption, JsonOption
+from phyai.cli.options import DebugOption, JsonOption
 from phyai.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
