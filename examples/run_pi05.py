@@ -2,23 +2,22 @@
 
     python examples/run_pi05.py
 
-The small built-in checkpoint is made below ~/.cache/phyai on the first run. For a real one pass
+The small built-in checkpoint is made in the user's cache on the first run. For a real one pass
 PI05Args(checkpoint_dir="org/name or folder") and your own Observation.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from phyai import DeviceConfig, Engine, EngineArgs, EngineConfig
+from phyai.env import cache_dir
 from phyai.models.pi import presets
 from phyai.models.pi05 import PI05Args
 
 
 def main() -> None:
-    preset = presets.tiny_pi05(Path.home() / ".cache" / "phyai")
+    preset = presets.tiny_pi05(cache_dir())
     config = EngineConfig(device=DeviceConfig(target="cpu", params_dtype=torch.float32))
     with Engine(EngineArgs("pi05", PI05Args(**preset), config)) as engine:
         chunk = engine.step(presets.sample_observation(preset))

@@ -15,7 +15,7 @@ def test_run_pi05_prints_an_action_per_dimension(tmp_path: Path) -> None:
     out = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "run_pi05.py")],
         cwd=tmp_path,
-        env={**os.environ, "HOME": str(tmp_path)},
+        env={**os.environ, "PHYAI_CACHE": str(tmp_path / "cache")},
         capture_output=True,
         text=True,
         check=True,
@@ -25,4 +25,4 @@ def test_run_pi05_prints_an_action_per_dimension(tmp_path: Path) -> None:
     values = dict(re.findall(r"^ {2}(\w+) +([+-]\d\.\d{3})$", out, flags=re.MULTILINE))
     assert list(values) == ["x", "y", "z", "roll", "pitch", "yaw", "gripper"]
     assert any(float(value) != 0.0 for value in values.values())
-    assert list((tmp_path / ".cache" / "phyai").glob("tiny-pi05-*/model.safetensors"))
+    assert list((tmp_path / "cache").glob("tiny-pi05-*/model.safetensors"))

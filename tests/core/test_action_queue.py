@@ -273,7 +273,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
 @given(EVENTS, st.integers(1, 12))
 def test_rtc_neither_skips_nor_repeats_an_action(events: list[object], horizon: int) -> None:
     """Ticks are executed in order, whatever is in flight, late, lost or out of order."""
@@ -298,7 +298,7 @@ def test_rtc_neither_skips_nor_repeats_an_action(events: list[object], horizon: 
         assert left[:, 0].tolist() == list(range(done, done + len(left)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
 @given(
     st.lists(st.one_of(st.just(0), st.integers(1, 8)), max_size=40),
     st.one_of(st.none(), st.integers(1, 5)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import threading
 import time
@@ -9,6 +10,7 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import pytest
 import torch
 
 from phyai import DeploymentConfig, Engine, EngineArgs, EngineConfig, Observation
+from phyai import engine as engine_module
 from phyai.engine_config import DenseParallelConfig, DeviceConfig, ParallelConfig
 from phyai.errors import (
     ActionRejected,
@@ -140,6 +143,21 @@ def test_an_engine_nobody_holds_is_closed(through: str) -> None:
     assert closed == ["adapter"]
     assert adapter() is None
     assert phyai_threads() == []
+
+
+def test_the_worker_ends_when_its_own_reference_was_the_last() -> None:
+    # close() has then run inside the worker and notified nobody: waiting would be for ever
+    answers = iter([SimpleNamespace(_closed=False), None])
+    ended: list[Any] = []
+    worker = threading.Thread(
+        target=lambda: ended.append(
+            engine_module._next(lambda: next(answers), threading.Condition(), collections.deque())  # type: ignore[arg-type]
+        ),
+        daemon=True,
+    )
+    worker.start()
+    worker.join(10)
+    assert ended == [None]
 
 
 def test_futures_outlive_the_last_name_of_their_engine() -> None:

@@ -263,3 +263,5 @@ def test_recording_changes_no_bit_and_keeps_every_step() -> None:
         assert torch.equal(plain, recorded)
         assert len(tensors["steps.action.x"]) == len(tensors["steps.action.velocity"]) == 3
         assert tensors["steps.action.x"][0].shape == (2, 3, 2)
+        for x in tensors["steps.action.x"]:  # known elements are in place from the first step on
+            assert torch.equal(x[:, :1], torch.full((2, 1, 2), 0.1))

@@ -155,7 +155,7 @@ def test_the_same_seed_or_noise_gives_the_same_bits(engine: Engine) -> None:
     torch.manual_seed(123)
     assert digest(engine.step(observation(engine, 1))) == first
     assert digest(engine.step(reseeded)) != first
-    request = model_request(engine, 1, noise=None, seed=7)
+    request = replace(model_request(engine, 1, noise=None), seed=7)
     assert digest(engine.step(request)) == digest(engine.step(request))
     noise = torch.randn(2, 10, 8, generator=torch.Generator().manual_seed(7))
     assert digest(engine.step(replace(request, noise=noise))) == digest(engine.step(request))

@@ -206,7 +206,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ["pi05", pytest.param("pi0", marks=pytest.mark.slow)])
 def test_regions_are_traced_whole_and_once(model: str, traced: list[int]) -> None:
     """No graph break, and no second trace for other data or when another step count comes by."""
     masks, lens = REQUESTS["three ragged rows"]

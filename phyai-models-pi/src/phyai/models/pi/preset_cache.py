@@ -40,7 +40,7 @@ def cached_folder(cache_dir: Path, name: str, build: Callable[[Path], None]) -> 
     except OSError as error:
         raise ConfigError(
             f"cache folder {str(cache_dir)!r} must be writable; got {error}. "
-            "Make it writable, or free space on its disk."
+            "Make it writable, or name another one with PHYAI_CACHE."
         ) from error
     return folder
 
