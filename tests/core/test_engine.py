@@ -17,22 +17,17 @@ import numpy as np
 import pytest
 import torch
 
-from phyai import DeploymentConfig, Engine, EngineArgs, EngineConfig, Observation
+from phyai import Engine, Observation
 from phyai import engine as engine_module
-from phyai.engine_config import DenseParallelConfig, DeviceConfig, ParallelConfig
 from phyai.errors import (
     ActionRejected,
-    ConfigError,
     EngineUnavailableError,
-    PluginNotFound,
     RequestError,
 )
 from tests.core.toy_adapter import (
     STATE,
     ToyAdapter,
-    ToyArgs,
     ToyRequest,
-    config,
     open_engine,
     registry,
 )
@@ -319,7 +314,7 @@ def test_nothing_of_a_failed_forward_reaches_the_next_request(
 def test_a_blocked_chunk_keeps_the_cache_because_its_numbers_are_sound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from tests.core.test_contract import too_far, validator
+    from tests.core.test_contract_hooks import too_far, validator
     from tests.core.toy_adapter import use_hooks
 
     use_hooks(monkeypatch, limits=validator(too_far))
@@ -327,132 +322,6 @@ def test_a_blocked_chunk_keeps_the_cache_because_its_numbers_are_sound(
         with pytest.raises(ActionRejected):
             engine.step(observation(50.0))
         assert len(engine.core.runner._bound) == 1
-
-
-# ---------------------------------------------------------------- construction
-
-
-def test_wrong_types_are_type_errors() -> None:
-    Engine.register(ToyAdapter)
-    with pytest.raises(TypeError, match="EngineArgs; got str"):
-        Engine("toy")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="plugin must be a str; got type"):
-        EngineArgs(ToyAdapter, ToyArgs())  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="config must be an EngineConfig; got dict"):
-        EngineArgs("toy", ToyArgs(), {})  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="deployment must be a DeploymentConfig; got dict"):
-        Engine(EngineArgs("toy", ToyArgs(), config()), deployment={})  # type: ignore[arg-type]
-
-
-def test_wrong_plugin_args_name_both_types() -> None:
-    Engine.register(ToyAdapter)
-    with pytest.raises(TypeError, match="'toy' must be ToyArgs; got dict"):
-        Engine(EngineArgs("toy", {}, config()))  # type: ignore[arg-type]
-    from phyai.models.pi05.main_pi05 import PI05Args
-
-    with pytest.raises(TypeError, match="'toy' must be ToyArgs; got PI05Args"):
-        Engine(EngineArgs("toy", PI05Args(), config()))
-
-
-def test_an_unknown_plugin_is_named_with_what_there_is() -> None:
-    with pytest.raises(PluginNotFound, match=r"'toy-nobody'.*pi05"):
-        Engine(EngineArgs("toy-nobody", ToyArgs(), config()))
-
-
-@pytest.mark.parametrize("kind", ["load", "part"])
-def test_a_failing_start_closes_and_raises_what_went_wrong_first(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from phyai import engine_core
-
-    arenas: list[Any] = []
-    arena = engine_core.Arena
-    monkeypatch.setattr(engine_core, "Arena", lambda *a: arenas.append(arena(*a)) or arenas[-1])
-    if kind == "part":
-        monkeypatch.setattr(ToyAdapter, "solver", lambda self: 1 / 0)
-    before = threading.active_count()
-    closed: list[str] = []
-    error = OSError if kind == "load" else ZeroDivisionError
-    with pytest.raises(error, match=r"disk on fire|division by zero"):
-        open_engine(fail=kind, closed=closed)
-    assert closed == ["adapter"]  # whose close() raises as well
-    assert threading.active_count() == before
-    assert [a.nbytes for a in arenas] == [0]
-
-
-def test_the_adapter_is_reachable_under_both_names() -> None:
-    with open_engine() as engine:
-        assert engine.entry is engine.adapter
-        assert isinstance(engine.adapter, ToyAdapter)
-        assert engine.mode == "inline"
-
-
-# ---------------------------------------------------------------- deployment and device
-
-
-def construct(deployment: DeploymentConfig | None = None, **device: Any) -> Engine:
-    Engine.register(ToyAdapter)
-    cfg = EngineConfig(device=DeviceConfig(params_dtype="float32", **device))
-    return Engine(EngineArgs("toy", ToyArgs(), cfg), deployment=deployment)
-
-
-def test_more_replicas_say_that_the_pool_is_not_there_yet() -> None:
-    deployment = DeploymentConfig.local(devices=("cpu", "cpu"), replica_count=2)
-    with pytest.raises(ConfigError, match=r"replica_count must be 1.*no replica pool yet; got 2"):
-        construct(deployment, target="cpu")
-
-
-def test_more_ranks_say_so_too() -> None:
-    Engine.register(ToyAdapter)
-    cfg = config().replace(parallel=ParallelConfig(dense=DenseParallelConfig(tp_size=2)))
-    with pytest.raises(ConfigError, match=r"parallel|tp"):
-        Engine(EngineArgs("toy", ToyArgs(), cfg), deployment=DeploymentConfig.local())
-
-
-@pytest.mark.parametrize("devices", [None, ("cpu",)])
-def test_one_local_replica_runs_on_the_cpu(devices: Any) -> None:
-    deployment = DeploymentConfig.local(devices=devices, replica_count=1)
-    with construct(deployment, target="cpu") as engine:
-        assert engine.mode == "local"
-        assert replica(engine)["devices"] == ["cpu"]
-        assert engine.step(observation()).actions.shape == (3, 2)
-
-
-@pytest.mark.parametrize(
-    ("devices", "target"), [((0,), "cpu"), (("cpu",), "cuda"), ((1,), "cuda:0")]
-)
-def test_devices_that_contradict_the_target_are_refused(devices: Any, target: str) -> None:
-    with pytest.raises(
-        ConfigError, match=r"must agree with EngineConfig\.device\.target"
-    ) as caught:
-        construct(DeploymentConfig.local(devices=devices), target=target)
-    assert repr(target) in str(caught.value)
-
-
-def test_a_device_of_the_deployment_picks_the_index() -> None:
-    from phyai.engine import _placed
-
-    cuda = EngineConfig(device=DeviceConfig(target="cuda"))
-    assert _placed(DeploymentConfig.local(devices=(2,)), cuda).device.target == "cuda:2"
-    assert _placed(DeploymentConfig(), cuda) is cuda
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
-def test_cuda_without_cuda_names_the_remedy_and_never_falls_back() -> None:
-    with pytest.raises(ConfigError, match='target="cpu"'):
-        construct(target="cuda")
-    with pytest.raises(ConfigError, match='target="cpu"'):
-        construct(DeploymentConfig.local(devices=(0,)), target="cuda")
-
-
-def test_the_environment_overrides_an_explicit_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PHYAI_DEVICE", "cpu")
-    with construct(target="cuda") as engine:
-        assert engine.config.device.target == "cpu"
-        assert replica(engine)["devices"] == ["cpu"]
-    monkeypatch.setenv("PHYAI_DEVICE", "tpu")
-    with pytest.raises(ConfigError, match="PHYAI_DEVICE"):
-        construct(target="cpu")
 
 
 # ---------------------------------------------------------------- stats and timing
@@ -513,56 +382,3 @@ def test_a_chunk_carries_the_time_of_each_stage_and_the_total_counts_nothing_twi
     assert all(ms >= 0 for ms in timing.values())
     assert timing["queue"] > 10
     assert stages <= timing["total"] < stages + 0.5 * timing["queue"]
-
-
-# ---------------------------------------------------------------- the snippet users start from
-
-
-def test_the_four_replica_script_builds_its_configuration() -> None:
-    from phyai import DeploymentConfig, EngineArgs
-    from phyai.engine_config import DeviceConfig, EngineConfig
-    from phyai.models.pi05.main_pi05 import PI05Args
-
-    args = EngineArgs(
-        plugin="pi05",
-        plugin_args=PI05Args(checkpoint_dir="checkpoint", max_batch_size=1),
-        config=EngineConfig(device=DeviceConfig(target="cuda", params_dtype=torch.bfloat16)),
-    )
-    deployment = DeploymentConfig.local(devices=(0, 1, 2, 3), replica_count=4)
-    assert (deployment.replica_count, deployment.devices) == (4, (0, 1, 2, 3))
-    assert args.config is not None
-    assert args.config.device.params_dtype is torch.bfloat16
-    with pytest.raises(ConfigError, match="no replica pool yet; got 4"):
-        Engine(args, deployment=deployment)
-
-
-def test_the_same_script_runs_with_one_replica_on_the_cpu() -> None:
-    from phyai.models import pi05
-    from phyai.models.pi05 import scheduler_pi05, scheduler_ws1_pi05
-    from phyai.models.pi05.main_pi05 import PI05Args, PI05Request
-
-    for place in (pi05, scheduler_pi05, scheduler_ws1_pi05):
-        assert place.PI05Request is PI05Request
-    args = EngineArgs(
-        plugin="pi05",
-        plugin_args=PI05Args(checkpoint_dir=str(GOLDEN), max_batch_size=1),
-        config=EngineConfig(device=DeviceConfig(target="cpu", params_dtype=torch.float32)),
-    )
-    requests = [
-        PI05Request(
-            pixel_values=torch.zeros(1, 1, 3, 56, 56),
-            input_ids=torch.tensor([[2, 5, 7, 9]]),
-            lang_lens=torch.tensor([4]),
-            noise=torch.full((1, 10, 8), float(i)),
-            num_steps=2,
-        )
-        for i in range(3)
-    ]
-    deployment = DeploymentConfig.local(devices=("cpu",), replica_count=1)
-    with Engine(args, deployment=deployment) as engine:
-        futures = [engine.submit(request) for request in requests]
-        results = [future.result().cpu() for future in futures]
-    assert all(type(future) is Future for future in futures)
-    assert [list(r.shape) for r in results] == [[1, 10, 8]] * 3
-    assert not torch.equal(results[0], results[1])
-    assert phyai_threads() == []
