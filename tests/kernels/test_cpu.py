@@ -28,6 +28,37 @@ def test_upcast_linear_rounds_once(
     torch.testing.assert_close(out.double(), exact, rtol=2**-8, atol=1e-6)
 
 
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("masked", [False, True])
+def test_upcast_attention_rounds_like_the_reference(kv_heads: int, masked: bool) -> None:
+    generator = torch.Generator().manual_seed(2)
+    q = torch.randn(2, 5, 4, 16, generator=generator).bfloat16()
+    k, v = torch.randn(2, 2, 9, kv_heads, 16, generator=generator).bfloat16().unbind(0)
+    mask = torch.rand(2, 9, generator=generator) < 0.7 if masked else None
+    out = cpu.upcast_attention(q, k, v, 0.25, key_mask=mask)
+    want = reference.attention(q, k, v, 0.25, key_mask=mask)
+    # products accumulate in another order: now and then one bf16 step before the softmax
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), want.float(), rtol=2**-6, atol=2**-7)
+
+
+@pytest.mark.parametrize(
+    ("unit", "rounding", "row"),
+    [
+        ("AVX2", "official", "upcast.attention"),
+        ("AVX512", "official", "eager.attention"),
+        ("AVX2", "free", "sdpa.attention"),
+    ],
+)
+def test_attention_row_follows_the_vector_unit(
+    unit: str, rounding: str, row: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: unit)
+    table = KernelTable()
+    chosen = table.explain_one("attention", device="cpu", dtype="bfloat16", rounding=rounding)
+    assert chosen.row == row
+
+
 @pytest.mark.parametrize(
     ("unit", "row"),
     [("AVX2", "upcast.linear"), ("DEFAULT", "upcast.linear"), ("AVX512", "torch.linear")],

@@ -218,7 +218,12 @@ def draw_noise(shape: Sequence[int], seed: int | None) -> Tensor:
     if seed is None:
         generator.seed()
     else:
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        if not is_integer(seed) or not 0 <= seed < 2**63:
             raise RequestError(f"seed must be an integer in [0, 2^63); got {seed!r}.")
-        generator.manual_seed(seed)
+        generator.manual_seed(int(seed))
     return torch.randn(tuple(shape), generator=generator)
+
+
+def is_integer(value: Any) -> bool:
+    """Return whether an option is an integer: Python's or numpy's, but no bool."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)

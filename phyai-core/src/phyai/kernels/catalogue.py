@@ -41,6 +41,15 @@ CATALOGUE: tuple[KernelRow, ...] = (
     ),
     KernelRow(
         "attention",
+        "upcast.attention",
+        cpu.upcast_attention,
+        devices=("cpu",),
+        dtypes=("bfloat16",),
+        predicate=cpu.no_16_bit_arithmetic,
+        priority=GENERAL - 1,  # where rounding is free the fused operator is faster still
+    ),
+    KernelRow(
+        "attention",
         "sdpa.attention",
         cpu.sdpa_attention,
         devices=("cpu", "cuda"),

@@ -9,7 +9,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from phyai.kernels.reference import additive_mask, fold_mask, fold_queries, unfold_queries
+from phyai.kernels.reference import (
+    additive_mask,
+    attention_by,
+    fold_mask,
+    fold_queries,
+    unfold_queries,
+)
 
 _BLOCK = 2**22  # weights in fp32 at a time: 16 MB
 
@@ -28,6 +34,25 @@ def upcast_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
         part = None if bias is None else bias[rows].float()
         out[..., rows] = F.linear(wide, weight[rows].float(), part)
     return out
+
+
+def upcast_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    key_mask: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Return ``reference.attention`` with both products computed in fp32 and rounded once.
+
+    Same rounding points as the reference; for CPUs without 16-bit arithmetic.
+    """
+    return attention_by(_upcast_product, q, k, v, scale, key_mask, bias)
+
+
+def _upcast_product(a: Tensor, b: Tensor) -> Tensor:
+    return torch.matmul(a.float(), b.float()).to(a.dtype)
 
 
 def no_16_bit_arithmetic(facts: Mapping[str, Any]) -> bool | str:

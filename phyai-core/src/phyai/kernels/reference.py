@@ -9,6 +9,8 @@ Dims: B rows, T queries, S keys, H query heads, K key/value heads, D head dim, W
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
@@ -149,16 +151,29 @@ def attention(
         probabilities are rounded to the dtype of v; the result is rounded once.
     Raises: ConfigError when H is no multiple of K.
     """
+    return attention_by(torch.matmul, q, k, v, scale, key_mask, bias)
+
+
+def attention_by(
+    product: Callable[[Tensor, Tensor], Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    key_mask: Tensor | None,
+    bias: Tensor | None,
+) -> Tensor:
+    """``attention`` with another batched matrix product; all other roundings are the same."""
     folded = fold_queries(q, k.shape[2])
     rows, kv_heads, folded_len, _ = folded.shape
-    scores = torch.matmul(folded, k.permute(0, 2, 3, 1)) * scale
+    scores = product(folded, k.permute(0, 2, 3, 1)) * scale
     mask = additive_mask(key_mask, bias)
     if mask is not None:
         group = q.shape[2] // kv_heads
         grouped = scores.float().view(rows, kv_heads, q.shape[1], group, -1)
         scores = (grouped + fold_mask(mask, kv_heads)).view(rows, kv_heads, folded_len, -1)
     probs = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype)
-    return unfold_queries(torch.matmul(probs, v.permute(0, 2, 1, 3)), q.shape[2])
+    return unfold_queries(product(probs, v.permute(0, 2, 1, 3)), q.shape[2])
 
 
 def fold_queries(q: Tensor, kv_heads: int) -> Tensor:

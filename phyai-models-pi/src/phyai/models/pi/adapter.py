@@ -64,6 +64,8 @@ class PiArgs(AdapterArgs):
         config whose inference settings to take.
     interpolation, legacy_padding, state_prompt_dim, state_in_prompt, default_prompt, overlong:
         preprocessing switches, see ``phyai.models.pi.processor``.
+    control_hz, action_units: commands per second and one unit per action, for checkpoints whose
+        files do not say; None = the robot contract's.
     seed: of random weights.
     """
 
@@ -88,6 +90,8 @@ class PiArgs(AdapterArgs):
     state_in_prompt: bool | None = None
     default_prompt: str | None = None
     overlong: Literal["error", "truncate"] = "error"
+    control_hz: float | None = None
+    action_units: tuple[str, ...] | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -99,6 +103,10 @@ class PiArgs(AdapterArgs):
             raise ConfigError(
                 f"{type(self).__name__}.max_batch_size must be at least 1; "
                 f"got {self.max_batch_size}."
+            )
+        if self.control_hz is not None and not self.control_hz > 0:
+            raise ConfigError(
+                f"{type(self).__name__}.control_hz must be positive; got {self.control_hz!r}."
             )
 
 
@@ -325,7 +333,7 @@ class PiAdapter(Adapter):
         return self._buffers
 
     def output(self) -> Output:
-        return PiOutput(self.processor)
+        return PiOutput(self.processor, self.args)
 
     def prefix_shape(self, key: Key, rows: int) -> PrefixShape:
         tail = self.network.state_tokens + self.pi.chunk_size
@@ -363,8 +371,10 @@ class PiConditioning:
 class PiOutput:
     """Model space -> robot units, row by row, with the statistics and the state of that row."""
 
-    def __init__(self, processor: Processor) -> None:
+    def __init__(self, processor: Processor, args: PiArgs) -> None:
         self.processor = processor
+        self.control_hz = args.control_hz or processor.control_hz
+        self.units = args.action_units or processor.units
 
     def decode(self, x: Tensors, cache: Cache, prepared: Prepared) -> list[ActionChunk]:
         if prepared.meta is None:
@@ -376,8 +386,8 @@ class PiOutput:
                 names=self.processor.action_names,
                 mask=np.ones(len(chunk), dtype=bool),
                 model_actions=chunk,
-                control_hz=self.processor.control_hz,
-                units=self.processor.units,
+                control_hz=self.control_hz,
+                units=self.units,
                 info={"prompt": row.prompt_text},
             )
             for chunk, row in zip(model, prepared.meta, strict=True)

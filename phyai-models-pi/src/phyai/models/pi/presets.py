@@ -28,6 +28,9 @@ from phyai.types import Observation
 Progress = Callable[[int, int, str], None] | None
 
 SEED = 0
+CONTROL_HZ = 20.0
+ACTION_UNITS = ("m", "m", "m", "rad", "rad", "rad", "open < 0 < closed")
+"""The tiny presets act like LIBERO's arm: end-effector deltas and a gripper command."""
 # What an arm with end-effector control reports; longer states continue with zeros.
 _STATE = (-0.06, 0.02, 0.94, 3.02, -0.18, -0.08, 0.031, -0.031)
 
@@ -75,7 +78,11 @@ def _tiny(model: Model, cache_dir: Path, progress: Progress) -> dict[str, Any]:
             progress(1, 1, f"built the tiny {model} checkpoint")
 
     name = f"tiny-{model}-{_version(tiny_checkpoint, tiny_weights, tiny_tokenizer)}"
-    return {"checkpoint_dir": str(cached_folder(Path(cache_dir), name, build))}
+    return {
+        "checkpoint_dir": str(cached_folder(Path(cache_dir), name, build)),
+        "control_hz": CONTROL_HZ,
+        "action_units": ACTION_UNITS,
+    }
 
 
 def _full_random(cache_dir: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from phyai.adapter import is_integer
 from phyai.errors import RequestError
 from phyai.models.pi.config import PiConfig, RTCConfig
 from phyai.rtc import prefix_weights
@@ -173,9 +174,9 @@ def _trained_delay(config: PiConfig, row: RTCOptions, length: int) -> int:
 def _count(name: str, value: Any, default: int, least: int) -> int:
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if not is_integer(value) or value < least:
         raise RequestError(f"rtc {name} must be an integer >= {least}; got {value!r}.")
-    return value
+    return int(value)
 
 
 def _max_weight(value: Any, default: float) -> float:
