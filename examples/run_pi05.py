@@ -12,7 +12,7 @@ import torch
 
 from phyai import DeviceConfig, Engine, EngineArgs, EngineConfig
 from phyai.env import cache_dir
-from phyai.models.pi import presets
+from phyai.models.pi.presets import builders as presets
 from phyai.models.pi05 import PI05Args
 
 

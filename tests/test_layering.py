@@ -105,7 +105,7 @@ def test_uv_and_pip_users_get_the_same_torch() -> None:
         ("phyai.models.pi05.model", "from phyai import Engine"),
         ("phyai.models.pi05.model", "from phyai.models.pi0 import plugin"),
         ("phyai.models.pi05.model", "from ..pi0 import plugin"),
-        ("phyai.models.pi.gemma", "from phyai.models.pi05 import plugin"),
+        ("phyai.models.pi.network.gemma", "from phyai.models.pi05 import plugin"),
     ],
 )
 def test_violation_is_found(name: str, text: str) -> None:
@@ -121,7 +121,10 @@ def test_violation_is_found(name: str, text: str) -> None:
         ("phyai.engine_config", "from phyai.env import read\nimport phyai.engine_config_parallel"),
         ("phyai.cli.app", "from phyai import Engine, __version__"),
         ("phyai.solver", "from phyai import __version__"),
-        ("phyai.models.pi05.model", "from phyai.models.pi.gemma import Block\nimport phyai.cache"),
+        (
+            "phyai.models.pi05.model",
+            "from phyai.models.pi.network import gemma\nimport phyai.cache",
+        ),
         ("phyai.models.pi05.model", "from ..pi import gemma"),
         ("phyai.models.pi05.model", "from . import plugin"),
     ],

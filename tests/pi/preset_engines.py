@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from phyai import DeviceConfig, Engine, EngineArgs, EngineConfig
-from phyai.models.pi import presets
+from phyai.models.pi.presets import builders as presets
 from phyai.types import Observation
 
 MODELS = ("pi05", "pi0")

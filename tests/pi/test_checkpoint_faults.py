@@ -22,7 +22,7 @@ from phyai.errors import (
     ShapeMismatch,
     UnexpectedTensors,
 )
-from phyai.models.pi.prefix import Prefix
+from phyai.models.pi.network.prefix import Prefix
 from phyai.weights import save_safetensors
 from tests.pi.checkpoint_variants import (
     GOLDEN,

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from phyai.errors import CheckpointNotFound, ConfigError, RequestError
-from phyai.models.pi.compat import PI05Processor
 from phyai.models.pi.config import PiConfig
-from phyai.models.pi.processor import Processor
+from phyai.models.pi.processing.compat import PI05Processor
+from phyai.models.pi.processing.processor import Processor
 from phyai.types import Observation
 
 FOLDER = Path(__file__).parents[1] / "golden" / "pi05"

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from phyai import Engine
 from phyai.layers import Linear, VisionTower
 from phyai.models.pi.adapter import PiAdapter, PiRequest
-from phyai.models.pi.gemma import AdaptiveNorm, DecoderLayer
+from phyai.models.pi.network.gemma import AdaptiveNorm, DecoderLayer
 from tests.pi.full_reference import Batch, FullReference
 from tests.pi.tiny_requests import (
     GOLDEN,

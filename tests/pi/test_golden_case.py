@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from phyai.errors import CheckpointError
-from phyai.models.pi.golden import runs_of
-from phyai.models.pi.golden_case import beside
+from phyai.models.pi.golden.case import beside
+from phyai.models.pi.golden.runs import runs_of
 from phyai.models.pi05.main_pi05 import PI05Adapter
 
 

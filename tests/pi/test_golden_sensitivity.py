@@ -21,8 +21,8 @@ from torch import Tensor
 
 from phyai.golden import Comparison
 from phyai.models.pi.adapter import PiAdapter
-from phyai.models.pi.golden import case_runs, runs_of
-from phyai.models.pi.golden_case import Case, read_case
+from phyai.models.pi.golden.case import Case, read_case
+from phyai.models.pi.golden.runs import case_runs, runs_of
 from phyai.models.pi0.main_pi0 import PI0Adapter
 from phyai.models.pi05.main_pi05 import PI05Adapter
 from phyai.testing.golden import GoldenRunner

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from phyai.errors import RequestError
-from phyai.models.pi.images import (
+from phyai.models.pi.processing.images import (
     INTERPOLATIONS,
     check_image,
     float_to_uint8,

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from phyai.errors import CheckpointError, CheckpointNotFound, ConfigError
-from phyai.models.pi.norm_stats import (
+from phyai.models.pi.processing.norm_stats import (
     ACTION,
     STATE,
     feature_dim,
@@ -19,7 +19,7 @@ from phyai.models.pi.norm_stats import (
     load_stats,
     openpi_stats,
 )
-from phyai.models.pi.normalize import (
+from phyai.models.pi.processing.normalize import (
     OpenpiStats,
     lerobot_normalize,
     lerobot_unnormalize,

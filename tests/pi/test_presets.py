@@ -18,12 +18,13 @@ from safetensors.numpy import load_file
 
 from phyai import Engine
 from phyai.errors import ConfigError
-from phyai.models.pi import preset_cache, presets
 from phyai.models.pi.config import PiConfig
-from phyai.models.pi.preset_cache import cached_folder, is_whole
-from phyai.models.pi.sample_scene import sample_view
-from phyai.models.pi.tiny_weights import tiny_weights
-from phyai.models.pi.tokenizer import PromptTokenizer
+from phyai.models.pi.presets import builders as presets
+from phyai.models.pi.presets import cache as preset_cache
+from phyai.models.pi.presets.cache import cached_folder, is_whole
+from phyai.models.pi.presets.sample_scene import sample_view
+from phyai.models.pi.presets.tiny_weights import tiny_weights
+from phyai.models.pi.processing.tokenizer import PromptTokenizer
 from phyai.types import Observation
 from tests.pi.preset_engines import MODELS, chunk, open_engine, tiny_args
 
@@ -165,7 +166,7 @@ def test_unwritable_cache_is_a_config_error(tmp_path: Path) -> None:
 BUILD = """
 import sys, time
 from pathlib import Path
-from phyai.models.pi.preset_cache import cached_folder
+from phyai.models.pi.presets.cache import cached_folder
 def build(folder):
     print("built", flush=True)
     for i in range(20):
@@ -342,7 +343,7 @@ import sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from phyai.models.pi import presets
+from phyai.models.pi.presets import builders as presets
 from tests.pi.preset_engines import MODELS, chunk, open_engine, tiny_args
 for model in MODELS:
     args = tiny_args(model, Path(sys.argv[1]))

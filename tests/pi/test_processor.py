@@ -15,11 +15,11 @@ from safetensors.numpy import save_file
 
 from phyai.errors import CheckpointError, CheckpointNotFound, ConfigError, RequestError
 from phyai.models.pi.config import PiConfig
-from phyai.models.pi.images import model_image
-from phyai.models.pi.normalize import OPENPI_EPS
-from phyai.models.pi.processor import Processor
-from phyai.models.pi.processor_setup import TokenizerSource
-from phyai.models.pi.tokenizer import PromptTokenizer
+from phyai.models.pi.processing.images import model_image
+from phyai.models.pi.processing.normalize import OPENPI_EPS
+from phyai.models.pi.processing.processor import Processor
+from phyai.models.pi.processing.processor_setup import TokenizerSource
+from phyai.models.pi.processing.tokenizer import PromptTokenizer
 from phyai.types import Observation
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from phyai.models.pi.prompts import clean, discretise_state, pad_state, prompt_parts, state_prompt
+from phyai.models.pi.processing.prompts import (
+    clean,
+    discretise_state,
+    pad_state,
+    prompt_parts,
+    state_prompt,
+)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from phyai.errors import ConfigError, RequestError
-from phyai.models.pi.openpi_configs import OPENPI_CONFIGS, get_openpi_config
-from phyai.models.pi.robots import (
+from phyai.models.pi.processing.openpi_configs import OPENPI_CONFIGS, get_openpi_config
+from phyai.models.pi.processing.robots import (
     ALOHA,
     ALOHA_SIM,
     DROID,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from phyai.errors import CheckpointError, CheckpointNotFound, MissingDependency, RequestError
-from phyai.models.pi.tokenizer import PromptTokenizer, find_tokenizer_file
+from phyai.models.pi.processing.tokenizer import PromptTokenizer, find_tokenizer_file
 
 FOLDER = Path(__file__).parents[1] / "golden" / "pi05" / "tokenizer"
 LONG = "Task: " + "pick up the red bowl " * 20

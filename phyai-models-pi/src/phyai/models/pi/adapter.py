@@ -19,11 +19,11 @@ from phyai.errors import CheckpointError, ConfigError, RequestError
 from phyai.layers import Placement
 from phyai.models.pi.checkpoint import PiWeights
 from phyai.models.pi.config import Model, PiConfig
-from phyai.models.pi.denoiser import PiDenoiser
-from phyai.models.pi.plan import PrefixShape, pack_prefix
-from phyai.models.pi.precision import choose_precision
-from phyai.models.pi.prefix import Prefix
-from phyai.models.pi.processor import PiRow, Processor
+from phyai.models.pi.network.denoiser import PiDenoiser
+from phyai.models.pi.network.plan import PrefixShape, pack_prefix
+from phyai.models.pi.network.precision import choose_precision
+from phyai.models.pi.network.prefix import Prefix
+from phyai.models.pi.processing.processor import PiRow, Processor
 from phyai.models.pi.request import assemble, checked, common_steps
 from phyai.models.pi.rtc_inputs import as_rtc, left_over, rtc_per_row
 from phyai.types import (
@@ -63,7 +63,7 @@ class PiArgs(AdapterArgs):
     robot: libero, droid or aloha input/output contract.  openpi_config: name of an openpi train
         config whose inference settings to take.
     interpolation, legacy_padding, state_prompt_dim, state_in_prompt, default_prompt, overlong:
-        preprocessing switches, see ``phyai.models.pi.processor``.
+        preprocessing switches, see ``phyai.models.pi.processing.processor``.
     control_hz, action_units: commands per second and one unit per action, for checkpoints whose
         files do not say; None = the robot contract's.
     seed: of random weights.

@@ -11,9 +11,9 @@ from torch import Tensor
 from phyai.cache import Cache
 from phyai.layers import Linear, Placement
 from phyai.models.pi.config import PiConfig
-from phyai.models.pi.denoiser import PiDenoiser, Tables
-from phyai.models.pi.precision import Precision
-from phyai.models.pi.segment import Segment
+from phyai.models.pi.network.denoiser import PiDenoiser, Tables
+from phyai.models.pi.network.precision import Precision
+from phyai.models.pi.network.segment import Segment
 from phyai.timers import Profile
 from phyai.types import BufferSpec, Step
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from phyai.golden import GoldenRun
-from phyai.models.pi.golden import runs_of
+from phyai.models.pi.golden.runs import runs_of
 from phyai.models.pi0.main_pi0 import PI0Adapter
 
 

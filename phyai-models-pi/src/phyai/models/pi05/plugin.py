@@ -34,14 +34,14 @@ def phyai_adapter() -> AdapterManifest:
             Preset(
                 "tiny",
                 "small random pi0.5 in the released LeRobot layout, built on first use",
-                "phyai.models.pi.presets:tiny_pi05",
-                "phyai.models.pi.presets:sample_observation",
+                "phyai.models.pi.presets.builders:tiny_pi05",
+                "phyai.models.pi.presets.builders:sample_observation",
             ),
             Preset(
                 "full-random",
                 "released size, random bf16 weights (7.3 GB), for memory and speed",
-                "phyai.models.pi.presets:full_random_pi05",
-                "phyai.models.pi.presets:sample_observation",
+                "phyai.models.pi.presets.builders:full_random_pi05",
+                "phyai.models.pi.presets.builders:sample_observation",
             ),
         ),
         weights_licence="Apache-2.0 (openpi) with the Gemma terms of use",

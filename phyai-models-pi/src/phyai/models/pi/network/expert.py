@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from phyai.cache import Cache
 from phyai.layers import Placement
 from phyai.models.pi.config import GemmaConfig
-from phyai.models.pi.gemma import AdaptiveNorm, DecoderLayer, PlainNorm
-from phyai.models.pi.segment import Segment, rotation
+from phyai.models.pi.network.gemma import AdaptiveNorm, DecoderLayer, PlainNorm
+from phyai.models.pi.network.segment import Segment, rotation
 
 EXPERT = "paligemma_with_expert.gemma_expert.model"
 

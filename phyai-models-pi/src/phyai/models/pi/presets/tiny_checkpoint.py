@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from phyai.models.pi.config import IMAGE_PREFIX, TOKENIZER_MAX_LENGTH, Model, default_normalization
-from phyai.models.pi.norm_stats import ACTION, STATE
-from phyai.models.pi.tiny_tokenizer import write_tiny_tokenizer
-from phyai.models.pi.tiny_weights import (
+from phyai.models.pi.presets.tiny_tokenizer import write_tiny_tokenizer
+from phyai.models.pi.presets.tiny_weights import (
     ACTION_WIDTH,
     EXPERT,
     STATE_WIDTH,
@@ -23,7 +22,8 @@ from phyai.models.pi.tiny_weights import (
     VISION,
     tiny_weights,
 )
-from phyai.models.pi.tokenizer import DEFAULT_TOKENIZER
+from phyai.models.pi.processing.norm_stats import ACTION, STATE
+from phyai.models.pi.processing.tokenizer import DEFAULT_TOKENIZER
 
 CAMERAS = ("base_0_rgb", "left_wrist_0_rgb")
 ACTION_NAMES = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")

@@ -13,8 +13,8 @@ from typing import Any
 
 from phyai.errors import CheckpointError, did_you_mean
 from phyai.models.pi.config_files import Fields, read_json_object
-from phyai.models.pi.norm_stats import Stats, load_stats
-from phyai.models.pi.tokenizer import DEFAULT_TOKENIZER
+from phyai.models.pi.processing.norm_stats import Stats, load_stats
+from phyai.models.pi.processing.tokenizer import DEFAULT_TOKENIZER
 
 PREPROCESSOR_FILE = "policy_preprocessor.json"
 POSTPROCESSOR_FILE = "policy_postprocessor.json"

@@ -19,16 +19,16 @@ from torch import Tensor
 
 from phyai.errors import RequestError, did_you_mean
 from phyai.models.pi.config import PiConfig
-from phyai.models.pi.images import check_image, missing_image, model_image
-from phyai.models.pi.normalize import to_absolute, to_relative
-from phyai.models.pi.processor_setup import (
+from phyai.models.pi.processing.images import check_image, missing_image, model_image
+from phyai.models.pi.processing.normalize import to_absolute, to_relative
+from phyai.models.pi.processing.processor_setup import (
     ProcessorSettings,
     TokenizerSource,
     camera_slots,
     load_settings,
 )
-from phyai.models.pi.prompts import pad_state, prompt_parts
-from phyai.models.pi.tokenizer import Overlong, PromptTokenizer
+from phyai.models.pi.processing.prompts import pad_state, prompt_parts
+from phyai.models.pi.processing.tokenizer import Overlong, PromptTokenizer
 from phyai.types import Observation
 
 Array = NDArray[Any]

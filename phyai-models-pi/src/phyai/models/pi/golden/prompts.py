@@ -19,9 +19,13 @@ import numpy as np
 
 from phyai.errors import CheckpointError
 from phyai.golden import Comparison, unknown
-from phyai.models.pi.golden_case import beside
-from phyai.models.pi.prompts import newline_prompt, prompt_parts, state_prompt
-from phyai.models.pi.tokenizer import TOKENIZER_FILES, PromptTokenizer, find_tokenizer_file
+from phyai.models.pi.golden.case import beside
+from phyai.models.pi.processing.prompts import newline_prompt, prompt_parts, state_prompt
+from phyai.models.pi.processing.tokenizer import (
+    TOKENIZER_FILES,
+    PromptTokenizer,
+    find_tokenizer_file,
+)
 
 INPUTS = ("prompt", "state_f32")
 

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from phyai.errors import CheckpointError, CheckpointNotFound, ConfigError
 from phyai.models.pi.config_files import read_json_object
-from phyai.models.pi.normalize import OpenpiStats
+from phyai.models.pi.processing.normalize import OpenpiStats
 
 Stats: TypeAlias = Mapping[str, Mapping[str, NDArray[np.float64]]]
 

@@ -8,14 +8,24 @@ from pathlib import Path
 
 from phyai.errors import CheckpointError, CheckpointNotFound, ConfigError
 from phyai.models.pi.config import PiConfig, short_camera_name
-from phyai.models.pi.images import INTERPOLATIONS, Interpolation
-from phyai.models.pi.norm_stats import ACTION, STATE, Stats, find_openpi_stats, load_stats
-from phyai.models.pi.normalize import make_bool_mask, needed_stats, relative_mask
-from phyai.models.pi.normalizers import LerobotNormalizer, Normalizer, OpenpiNormalizer
-from phyai.models.pi.openpi_configs import OpenpiConfig, get_openpi_config
-from phyai.models.pi.processor_files import NormStep, ProcessorFiles, read_processor_files
-from phyai.models.pi.robots import RobotContract, get_robot
-from phyai.models.pi.tokenizer import (
+from phyai.models.pi.processing.images import INTERPOLATIONS, Interpolation
+from phyai.models.pi.processing.norm_stats import (
+    ACTION,
+    STATE,
+    Stats,
+    find_openpi_stats,
+    load_stats,
+)
+from phyai.models.pi.processing.normalize import make_bool_mask, needed_stats, relative_mask
+from phyai.models.pi.processing.normalizers import LerobotNormalizer, Normalizer, OpenpiNormalizer
+from phyai.models.pi.processing.openpi_configs import OpenpiConfig, get_openpi_config
+from phyai.models.pi.processing.processor_files import (
+    NormStep,
+    ProcessorFiles,
+    read_processor_files,
+)
+from phyai.models.pi.processing.robots import RobotContract, get_robot
+from phyai.models.pi.processing.tokenizer import (
     DEFAULT_TOKENIZER,
     Overlong,
     PromptTokenizer,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from phyai.errors import ConfigError, RequestError, did_you_mean
 from phyai.models.pi.config import BASE_CAMERAS
-from phyai.models.pi.images import check_image, float_to_uint8
+from phyai.models.pi.processing.images import check_image, float_to_uint8
 
 Array = NDArray[Any]
 _BASE, _LEFT, _RIGHT = BASE_CAMERAS
@@ -105,7 +105,7 @@ class RobotContract:
     state_keys: entries of a raw observation that make up the state, in order.
     image_group: the observation entry that holds the cameras, "" when they lie at the top.
 
-    >>> from phyai.models.pi.robots import get_robot
+    >>> from phyai.models.pi.processing.robots import get_robot
     >>> get_robot("droid").control_hz, get_robot("droid").action_dim
     (15.0, 8)
     """

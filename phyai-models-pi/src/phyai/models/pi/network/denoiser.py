@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from phyai.cache import Cache
 from phyai.layers import Linear, Placement
 from phyai.models.pi.config import PiConfig
-from phyai.models.pi.expert import Expert
-from phyai.models.pi.precision import Precision
-from phyai.models.pi.segment import Segment
-from phyai.models.pi.time_embedding import time_embedding
+from phyai.models.pi.network.expert import Expert
+from phyai.models.pi.network.precision import Precision
+from phyai.models.pi.network.segment import Segment
+from phyai.models.pi.network.time_embedding import time_embedding
 from phyai.timers import Profile
 from phyai.types import BufferSpec, Grid, Prediction, Step
 

@@ -51,7 +51,7 @@ def state_prompt(prompt: str, state: Any, *, state_prompt_dim: int | None = None
     state_prompt_dim: None, or 32 for checkpoints trained when LeRobot (up to 0.4) padded the
     state before discretising; the files do not record which.
 
-    >>> from phyai.models.pi.prompts import state_prompt
+    >>> from phyai.models.pi.processing.prompts import state_prompt
     >>> state_prompt("pick_up the cup", [0.0, -1.0])
     'Task: pick up the cup, State: 128 0;\\nAction: '
     """

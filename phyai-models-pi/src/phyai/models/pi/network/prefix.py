@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from phyai.cache import Cache
 from phyai.layers import Linear, Placement, VisionConfig, VisionTower
 from phyai.models.pi.config import PiConfig
-from phyai.models.pi.gemma import DecoderLayer, Embedding, PlainNorm
-from phyai.models.pi.plan import PrefixPlan, PrefixShape
-from phyai.models.pi.precision import Precision
+from phyai.models.pi.network.gemma import DecoderLayer, Embedding, PlainNorm
+from phyai.models.pi.network.plan import PrefixPlan, PrefixShape
+from phyai.models.pi.network.precision import Precision
 from phyai.timers import Profile
 from phyai.types import BufferSpec
 

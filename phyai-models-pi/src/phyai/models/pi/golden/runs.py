@@ -19,7 +19,7 @@ from phyai.errors import CheckpointError
 from phyai.golden import Comparison, GoldenRun, Records, absolute, exact, relative, unknown
 from phyai.models.pi.adapter import PiAdapter
 from phyai.models.pi.config import PiConfig
-from phyai.models.pi.golden_case import (
+from phyai.models.pi.golden.case import (
     TOLERANCES,
     Case,
     Kind,
@@ -27,9 +27,9 @@ from phyai.models.pi.golden_case import (
     case_request,
     read_case,
 )
-from phyai.models.pi.golden_policy import e2e_runs, policy_runs
-from phyai.models.pi.golden_preprocess import read_preprocess
-from phyai.models.pi.golden_prompts import read_prompts
+from phyai.models.pi.golden.policy import e2e_runs, policy_runs
+from phyai.models.pi.golden.preprocess import read_preprocess
+from phyai.models.pi.golden.prompts import read_prompts
 
 BF16 = {"bf16_lerobot": 1.0, "bf16_openpi": 2.0}
 """Precision -> allowed multiple of the official bf16-to-fp32 distance (the fixtures' figure)."""

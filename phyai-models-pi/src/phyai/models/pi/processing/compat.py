@@ -20,19 +20,19 @@ from torch import Tensor
 
 from phyai.errors import CheckpointNotFound, ConfigError, RequestError
 from phyai.models.pi.config import default_normalization
-from phyai.models.pi.images import resize_with_pad_float
-from phyai.models.pi.norm_stats import ACTION, STATE, Stats
-from phyai.models.pi.normalize import needed_stats
-from phyai.models.pi.normalizers import LerobotNormalizer
-from phyai.models.pi.processor_files import (
+from phyai.models.pi.processing.images import resize_with_pad_float
+from phyai.models.pi.processing.norm_stats import ACTION, STATE, Stats
+from phyai.models.pi.processing.normalize import needed_stats
+from phyai.models.pi.processing.normalizers import LerobotNormalizer
+from phyai.models.pi.processing.processor_files import (
     POSTPROCESSOR_FILE,
     PREPROCESSOR_FILE,
     STATE_PROMPT_STEP,
     NormStep,
     read_processor_files,
 )
-from phyai.models.pi.prompts import state_prompt
-from phyai.models.pi.tokenizer import DEFAULT_TOKENIZER, PromptTokenizer
+from phyai.models.pi.processing.prompts import state_prompt
+from phyai.models.pi.processing.tokenizer import DEFAULT_TOKENIZER, PromptTokenizer
 
 _STATE_FILES = {
     PREPROCESSOR_FILE: "policy_preprocessor_step_2_normalizer_processor.safetensors",
@@ -195,7 +195,7 @@ class PI05Processor:
         if files.relative:
             raise ConfigError(
                 "PI05Processor cannot undo relative actions, which need the state of their "
-                "request; this checkpoint uses them. Use phyai.models.pi.processor.Processor."
+                "request; this checkpoint uses them. Use phyai.models.pi.processing.Processor."
             )
         options.setdefault("tokenizer_max_length", files.max_length or 200)
         options.setdefault("tokenizer_name", files.tokenizer_name)

@@ -14,7 +14,7 @@ from torch import Tensor
 from phyai.cache import Cache
 from phyai.layers import Placement
 from phyai.models.pi.config import GemmaConfig
-from phyai.models.pi.plan import PrefixPlan
+from phyai.models.pi.network.plan import PrefixPlan
 from phyai.types import BufferSpec
 
 

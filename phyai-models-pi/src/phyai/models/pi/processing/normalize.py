@@ -172,7 +172,7 @@ def openpi_unnormalize(
 def make_bool_mask(*dims: int) -> tuple[bool, ...]:
     """Return a mask from run lengths: positive runs are relative, negative runs absolute.
 
-    >>> from phyai.models.pi.normalize import make_bool_mask
+    >>> from phyai.models.pi.processing.normalize import make_bool_mask
     >>> make_bool_mask(2, -1)
     (True, True, False)
     """

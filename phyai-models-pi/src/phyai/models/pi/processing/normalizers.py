@@ -12,15 +12,15 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from phyai.models.pi.norm_stats import ACTION, STATE, Stats, feature_dim, openpi_stats
-from phyai.models.pi.normalize import (
+from phyai.models.pi.processing.norm_stats import ACTION, STATE, Stats, feature_dim, openpi_stats
+from phyai.models.pi.processing.normalize import (
     OpenpiStats,
     lerobot_normalize,
     lerobot_unnormalize,
     openpi_normalize,
     openpi_unnormalize,
 )
-from phyai.models.pi.processor_files import NormStep
+from phyai.models.pi.processing.processor_files import NormStep
 
 Array = NDArray[Any]
 

@@ -15,7 +15,7 @@ from phyai.errors import CheckpointError
 from phyai.golden import Comparison, GoldenRun, Records, absolute, close, exact, unknown
 from phyai.models.pi.adapter import PiAdapter
 from phyai.models.pi.config import PiConfig
-from phyai.models.pi.golden_case import (
+from phyai.models.pi.golden.case import (
     HOST_ATOL,
     HOST_RTOL,
     TOLERANCES,
@@ -24,9 +24,9 @@ from phyai.models.pi.golden_case import (
     case_args,
     case_request,
 )
-from phyai.models.pi.images import check_image, model_image
-from phyai.models.pi.processor import Processor
-from phyai.models.pi.processor_files import PREPROCESSOR_FILE, read_processor_files
+from phyai.models.pi.processing.images import check_image, model_image
+from phyai.models.pi.processing.processor import Processor
+from phyai.models.pi.processing.processor_files import PREPROCESSOR_FILE, read_processor_files
 from phyai.types import Observation
 
 _CAMERA = re.compile(r"observation\.images\.[\w.-]+")

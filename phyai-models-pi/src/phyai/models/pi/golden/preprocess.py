@@ -20,15 +20,15 @@ from torch import Tensor
 from phyai.errors import CheckpointError
 from phyai.golden import Comparison, absolute, close, exact, unknown
 from phyai.models.pi.config import BASE_CAMERAS
-from phyai.models.pi.golden_case import HOST_ATOL, HOST_RTOL, beside, read_tensors
-from phyai.models.pi.images import (
+from phyai.models.pi.golden.case import HOST_ATOL, HOST_RTOL, beside, read_tensors
+from phyai.models.pi.processing.images import (
     check_image,
     model_image,
     resize_with_pad_float,
     resize_with_pad_uint8,
 )
-from phyai.models.pi.norm_stats import ACTION, STATE, load_stats, openpi_stats
-from phyai.models.pi.normalize import (
+from phyai.models.pi.processing.norm_stats import ACTION, STATE, load_stats, openpi_stats
+from phyai.models.pi.processing.normalize import (
     OpenpiStats,
     lerobot_normalize,
     lerobot_unnormalize,
@@ -39,7 +39,7 @@ from phyai.models.pi.normalize import (
     to_absolute,
     to_relative,
 )
-from phyai.models.pi.robots import ALOHA, DROID, LIBERO
+from phyai.models.pi.processing.robots import ALOHA, DROID, LIBERO
 
 IMAGE_ATOL = 1e-6
 # openpi's torch resize runs on [-1, 1] and rounds in another order.

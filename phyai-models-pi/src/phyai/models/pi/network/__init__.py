@@ -1,0 +1,1 @@
+"""The network: prefix, expert, tables and how tokens are packed."""
