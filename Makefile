@@ -33,11 +33,12 @@ demo: $(STAMP)  ## run pi0.5 on its small built-in preset and plot the actions
 test: $(STAMP)  ## default tests, 2 processes
 	$(PYTEST) -n 2 $(ARGS)
 
-check: $(STAMP)  ## format, lint, types, layering
+check: $(STAMP)  ## format, lint, types, layering, GPU kernels compiled ahead of time
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(PYTEST) -q tests/test_layering.py
+	$(RUN) $(BIN)/python -m phyai.kernels.aot
 
 slow: $(STAMP)  ## slow tests: packaging, faults, several ranks
 	$(PYTEST) -n 2 -m slow $(ARGS)

@@ -17,10 +17,11 @@ SOURCE_TREES = (CORE, *MODEL_TREES)
 
 # Modules of `phyai` by layer; a module imports from its own layer or below.
 LAYERS = {
-    1: "errors types manifest action_queue env config_fields config_mapping config_yaml",
+    1: "errors types manifest cost action_queue env config_fields config_mapping config_yaml",
     2: "kernels memory solver weights hub parallel timers",
     3: "layers backbones cache graph cuda_graph guidance rtc known",
-    4: "adapter golden hooks plugins plugin_records plugin_rules services sessions binding",
+    4: "adapter golden hooks plugins plugin_records plugin_rules services sessions binding "
+    "kernel_setup",
     5: "runner scheduler",
     6: "engine engine_core engine_builder deployment",
     # kernel, runtime and server are compatibility re-exports.
@@ -254,3 +255,35 @@ def _environment_key(node: ast.AST) -> ast.expr | None:
     if isinstance(node, ast.Compare) and ast.unparse(node.comparators[0]).endswith("environ"):
         return node.left
     return None
+
+
+# ---------------------------------------------------------------- kernels
+
+
+def kernel_modules(found: Iterable[Module]) -> set[str]:
+    """Return the names of the modules that define a Triton kernel."""
+    return {
+        module.name
+        for module in found
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.FunctionDef)
+        and any(ast.unparse(mark).startswith("triton.jit") for mark in node.decorator_list)
+    }
+
+
+def kernel_problems(found: Iterable[Module], functions: Iterable[object]) -> list[str]:
+    """Return one line per kernel file that no row names, and per row that names nothing.
+
+    functions: the ``fn`` of every row; those of Triton rows are ``"module:function"``.
+    """
+    by_name = {module.name: module for module in found}
+    named = [fn.partition(":")[::2] for fn in functions if isinstance(fn, str)]
+    orphans = kernel_modules(by_name.values()) - {module for module, _ in named}
+    lines = [f"{name}: no row of the op table names it" for name in sorted(orphans)]
+    for module, function in named:
+        if not module.startswith("phyai."):
+            continue
+        tree = by_name[module].tree if module in by_name else ast.Module([], [])
+        if not any(isinstance(n, ast.FunctionDef) and n.name == function for n in tree.body):
+            lines.append(f"{module}:{function}: a row names it, but it is not there")
+    return lines

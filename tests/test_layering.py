@@ -6,6 +6,7 @@ import tomllib
 
 import pytest
 
+from phyai.kernels import CATALOGUE
 from tests.source_rules import (
     CORE,
     ENV_READERS,
@@ -13,6 +14,8 @@ from tests.source_rules import (
     SOURCE_TREES,
     Module,
     environment_reads,
+    kernel_modules,
+    kernel_problems,
     layer_violations,
     model_names,
     module_names,
@@ -52,6 +55,12 @@ def test_nothing_is_unpickled_or_executed(module: Module) -> None:
 def test_environment_is_read_in_one_place(module: Module) -> None:
     if module.name not in ENV_READERS:
         assert environment_reads(module.tree) == []
+
+
+def test_every_kernel_file_is_named_by_a_row() -> None:
+    found = modules(CORE)
+    assert kernel_modules(found)
+    assert kernel_problems(found, [row.fn for row in CATALOGUE]) == []
 
 
 def test_files_are_short_and_not_called_a_drawer() -> None:
@@ -178,3 +187,15 @@ def test_environment_read_is_found(text: str) -> None:
 )
 def test_other_environment_use_is_fine(text: str) -> None:
     assert environment_reads(parse("x", text).tree) == []
+
+
+def test_kernel_file_without_a_row_is_found() -> None:
+    text = "import triton\n\n@triton.jit\ndef k(x):\n    pass\n\ndef f(x):\n    pass\n"
+    found = [parse("phyai.kernels.triton.new", text), parse("phyai.kernels.cpu", "import triton")]
+    assert kernel_modules(found) == {"phyai.kernels.triton.new"}
+    assert kernel_problems(found, ["phyai.kernels.triton.new:f", len]) == []
+    (orphan,) = kernel_problems(found, ["other.package:f"])
+    assert orphan.startswith("phyai.kernels.triton.new: no row")
+    (gone,) = kernel_problems(found, ["phyai.kernels.triton.new:g"])
+    assert gone == "phyai.kernels.triton.new:g: a row names it, but it is not there"
+    assert len(kernel_problems([], ["phyai.kernels.triton.new:f"])) == 1

@@ -32,6 +32,14 @@ def test_stages_nest_and_add_up() -> None:
     assert timers.collect() == {}
 
 
+def test_a_stage_stands_before_those_inside_it() -> None:
+    timers = Timers()
+    with timers.stage("encode"), timers.stage("vision"):
+        assert timers.current == "encode/vision"
+    assert timers.current == ""
+    assert list(timers.collect()) == ["encode", "encode/vision"]
+
+
 def test_real_time_is_measured_in_milliseconds() -> None:
     timers = Timers()
     with timers.stage("nap"):

@@ -325,3 +325,65 @@ def test_kv_write_touches_only_its_slots(dtype: torch.dtype) -> None:
     assert torch.equal(cache[5], values[0])
     assert torch.equal(cache[1], values[1])
     assert not cache[[0, 2, 3, 4, 6]].any()
+
+
+# ---------------------------------------------------------------- fused ops
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_ada_layer_norm(dtype: torch.dtype) -> None:
+    x, scale, shift = draw(2, 3, 14, dtype=dtype) + 1, draw(2, 1, 14, seed=1), draw(14, seed=2)
+    wide = f64(x)
+    centred = wide - wide.mean(-1, keepdims=True)
+    normed = centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + 1e-6)
+    want = normed * (1 + f64(scale)) + f64(shift)
+    check(reference.ada_layer_norm(x, scale, shift, 1e-6), want, dtype, 3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_residual_and_norm_are_the_two_ops_in_turn(dtype: torch.dtype) -> None:
+    x, y, gate = draw(2, 3, 14, dtype=dtype), draw(2, 3, 14, dtype=dtype, seed=1), draw(2, 1, 14)
+    a, b = draw(14, seed=2), draw(14, seed=3)
+    total, gated = x + y, x + gate.to(dtype) * y
+    for got, want in (
+        (reference.add_rms_norm(x, y, a, 1e-6), reference.rms_norm(total, a, 1e-6)),
+        (reference.add_rms_norm(x, y, a, 1e-6, 0.0), reference.rms_norm(total, a, 1e-6, 0.0)),
+        (reference.add_layer_norm(x, y, a, b, 1e-6), reference.layer_norm(total, a, b, 1e-6)),
+    ):
+        assert torch.equal(got[0], total)
+        assert torch.equal(got[1], want)
+    for kind in ("rms", "layer"):
+        fused = getattr(reference, f"gated_ada_{kind}_norm")(x, y, gate, a, b, 1e-6)
+        assert torch.equal(fused[0], gated)
+        assert torch.equal(fused[1], getattr(reference, f"ada_{kind}_norm")(gated, a, b, 1e-6))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_silu_mul_and_bias_gelu_tanh(dtype: torch.dtype) -> None:
+    x, bias = draw(2, 3, 14, dtype=dtype), draw(14, dtype=dtype, seed=1)
+    gate, up = np.split(f64(x), 2, axis=-1)
+    check(reference.silu_mul(x), gate / (1 + np.exp(-gate)) * up, dtype, 3)
+    wide = f64(x + bias)
+    inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)
+    check(reference.bias_gelu_tanh(x, bias), 0.5 * wide * (1 + np.tanh(inner)), dtype, 3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scale_bias_undoes_a_quantised_product(dtype: torch.dtype) -> None:
+    x = torch.arange(-6, 6, dtype=torch.int32).view(1, 2, 6) * 1000
+    scale, rows, bias = draw(6), draw(1, 2), draw(6, dtype=dtype, seed=1)
+    want = f64(x) * f64(rows)[..., None] * f64(scale) + f64(bias)
+    check(reference.scale_bias(x, scale, dtype, rows, bias), want, dtype, 3)
+    check(reference.scale_bias(x, scale, dtype), f64(x) * f64(scale), dtype, 3)
+
+
+def test_rope_kv_write_fills_the_caches() -> None:
+    q, k, v = draw(2, 3, 4, 6), draw(2, 3, 1, 6, seed=1), draw(2, 3, 1, 6, seed=2)
+    cos, sin = reference.rope_cos_sin(torch.arange(3).expand(2, 3), 6, 100.0, torch.float32)
+    slots = torch.tensor([7, 1, 5, 0, 3, 2])
+    caches = [torch.zeros(8, 1, 6) for _ in range(2)]
+    got = reference.rope_kv_write(q, k, v, cos, sin, *caches, slots)
+    assert torch.equal(got, reference.apply_rope(q, cos, sin))
+    assert torch.equal(caches[0][slots], reference.apply_rope(k, cos, sin).view(6, 1, 6))
+    assert torch.equal(caches[1][slots], v.view(6, 1, 6))
+    assert not caches[0][[4, 6]].any()

@@ -227,7 +227,8 @@ class RuntimeConfig(Config):
 class KernelConfig(Config):
     """How kernels are chosen: a policy file or an inline policy.
 
-    benchmark: returns a float cost; None with autotune means the built-in timer.
+    benchmark: takes a ``kernels.Candidate`` and returns its cost; None with autotune means the
+    built-in timer.
 
     >>> from phyai.engine_config import KernelConfig
     >>> KernelConfig(policy_config={"schema": "phyai.kernel/v1"}).profile is None

@@ -16,7 +16,7 @@ from phyai.binding import HookBinder
 from phyai.engine_config import EngineConfig, resolve_device
 from phyai.errors import ConfigError, EngineUnavailableError, PhyaiError
 from phyai.graph import GraphService
-from phyai.kernels import KernelTable
+from phyai.kernel_setup import apply_policy, kernel_table
 from phyai.memory import Arena
 from phyai.plugins import find, load_hook_plugins
 from phyai.runner import Runner
@@ -75,6 +75,7 @@ class EngineCore:
         self.lock = threading.Lock()
         self.closed = False
         self.load_report: LoadReport | None = None
+        self.last_timing: Mapping[str, float] = {}  # of the latest request, also a model request
         self._runner: Runner | None = None
         self._adapter: Adapter | None = None
         manager = load_hook_plugins()
@@ -84,7 +85,7 @@ class EngineCore:
                 self.device,
                 static_shapes=config.runtime.static_shapes,
             ),
-            kernels=KernelTable(),
+            kernels=kernel_table(config, self.device, record.id),
             memory=Arena(self.device, config.runtime.memory_budget_bytes),
             profile=Profile(self.device),
             device=self.device,
@@ -95,6 +96,7 @@ class EngineCore:
             started = time.perf_counter()
             rows = HookBinder(manager, record, None, self.services).kernel_rows()
             self.services.kernels.add(rows)
+            apply_policy(self.services.kernels, config)
             self._adapter = cls(plugin_args, config, self.services)
             self.load_report = self._adapter.load()
             self.binder = HookBinder(manager, record, self._adapter, self.services)
@@ -160,6 +162,7 @@ class EngineCore:
                 RequestInfo(self.plugin, rows, 1e3 * (time.perf_counter() - started), repr(error))
             )
             raise
+        self.last_timing = timing
         self._notify["phyai_request_finished"](RequestInfo(self.plugin, rows, timing["total"]))
         return _with_timing(request, result, timing, prepared.meta is not None)
 

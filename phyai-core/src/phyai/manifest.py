@@ -38,6 +38,7 @@ class AdapterManifest:
     architectures: values of ``type`` / ``architectures`` in a checkpoint's config.json.
     key_probes: tensor-name suffixes only this model's checkpoints have.
     golden: ``pkg.mod:func``; ``func(path, root) -> list[GoldenRun]``, see phyai.golden; "" = none.
+    cost: ``pkg.mod:func``; ``func(args) -> CostModel``, see phyai.cost; "" = none.
     capabilities: open dict: kind, action_dim, horizon, cameras, control_hz, parallel, options,
         precisions ({name: aliases}), sessions, ...
     """
@@ -54,6 +55,7 @@ class AdapterManifest:
     presets: tuple[Preset, ...] = ()
     weights_licence: str = ""
     golden: str = ""
+    cost: str = ""
 
     def to_json(self) -> str:
         """Return the manifest as a JSON object; TypeError when a capability is not JSON."""

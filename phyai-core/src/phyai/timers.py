@@ -53,6 +53,12 @@ class Timers:
         with self._lock:
             self._ms = {}
 
+    @property
+    def current(self) -> str:
+        """The path of the innermost stage open in this thread; "" outside every stage."""
+        stack: list[str] = self._open.__dict__.get("stack", [])
+        return stack[-1] if stack else ""
+
     def count(self, name: str, n: int = 1) -> None:
         """Add n to a counter; counters are never reset here.
 
@@ -67,6 +73,8 @@ class Timers:
         stack: list[str] = self._open.__dict__.setdefault("stack", [])
         path = f"{stack[-1]}/{name}" if stack else name
         stack.append(path)
+        with self._lock:
+            self._ms.setdefault(path, 0.0)  # a stage stands before those inside it
         self._synchronize()
         started = time.perf_counter()
         try:

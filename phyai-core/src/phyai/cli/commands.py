@@ -20,6 +20,9 @@ COMMANDS = {
     "plugins": ("phyai.cli.plugins:plugins", "List the installed plugins and what is wrong."),
     "doctor": ("phyai.cli.doctor:doctor", "Show what this machine offers and what is missing."),
     "config": ("phyai.cli.config:config", "Print, explain or check an engine configuration."),
+    "bench": ("phyai.cli.bench:bench", "Time the stages of requests of many sizes."),
+    "profile": ("phyai.cli.profile:profile", "Show operations, bytes and time of each stage."),
+    "roofline": ("phyai.cli.roofline:roofline", "Tell what bounds a control loop, or a machine."),
     "verify": ("phyai.cli.verify:verify", "Compare a plugin with the cases of a golden folder."),
 }
 ELSEWHERE = {"serve": "phyai-gateway", "server": "phyai-gateway"}

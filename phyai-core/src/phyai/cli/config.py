@@ -116,6 +116,10 @@ def _check(data: Mapping[str, Any], folder: Path, name: str) -> None:
         config = config_from_mapping(data, directory=folder)
     if config is not None and config.kernel.config_path is not None:
         _must_exist("config.kernel.config_path", config.kernel.config_path)
+    if config is not None and (config.kernel.config_path or config.kernel.policy_config):
+        from phyai.kernel_setup import apply_policy, installed_table
+
+        apply_policy(installed_table(data.get("plugin")), config)
     print(f"Configuration valid: {name}")
 
 

@@ -113,9 +113,14 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def print_json(data: Any) -> None:
     """Print one JSON object on stdout; numbers JSON cannot hold become text."""
+    print(json_text(data))
+
+
+def json_text(data: Any) -> str:
+    """Return data as JSON; numbers it cannot hold become text."""
     import json
 
-    print(json.dumps(_json_ready(data), indent=2, ensure_ascii=False, allow_nan=False))
+    return json.dumps(_json_ready(data), indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def _json_ready(value: Any) -> Any:

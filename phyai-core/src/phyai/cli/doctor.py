@@ -15,8 +15,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from phyai.cli import console
+from phyai.cli import console, doctor_kernels
 from phyai.cli.options import DebugOption, JsonOption
+from phyai.errors import ConfigError
 
 State = Literal["ok", "note", "broken"]
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "bf16")
@@ -24,7 +25,6 @@ OPTIONAL = {
     "matplotlib": "--plot; pip install 'phyai-core[plots]'",
     "sentencepiece": "SentencePiece tokenizers; pip install sentencepiece",
 }
-SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 COMPILERS = ("c++", "g++", "clang++")
 
 
@@ -42,6 +42,16 @@ def doctor(
     kernels: Annotated[
         bool, typer.Option("--kernels", help="Also print the kernel table and its choices here.")
     ] = False,
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            "--policy", metavar="FILE", help="With --kernels: let this kernel policy decide."
+        ),
+    ] = None,
+    plugin: Annotated[
+        str | None,
+        typer.Option("--plugin", help="With --kernels: the plugin whose engine would choose."),
+    ] = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -49,18 +59,20 @@ def doctor(
 
     Exit code 3 when an engine could not start here.
     """
+    if not kernels and (policy is not None or plugin is not None):
+        raise ConfigError("--policy and --plugin belong to --kernels; got them without it.")
     with console.Waiting("looking around"):
         facts = list(examine())
-        table = kernel_rows() if kernels else None
+        found = doctor_kernels.examine(policy, plugin) if kernels else None
     if json:
         report: dict[str, Any] = {"facts": [asdict(fact) for fact in facts]}
-        if table is not None:
-            report["kernels"] = table
+        if found is not None:
+            report |= found
         console.print_json(report)
     else:
         _print_facts(facts)
-        if table is not None:
-            _print_kernels(table)
+        if found is not None:
+            doctor_kernels.show(found)
     if any(fact.state == "broken" for fact in facts):
         raise typer.Exit(console.ENVIRONMENT)
 
@@ -212,48 +224,6 @@ def _plugin_fact(record: Mapping[str, Any], when_broken: State) -> Fact:
     return Fact("plugins", record["id"], f"{where}: {record['status']}: {record['error']}", state)
 
 
-# ---------------------------------------------------------------- kernels
-
-
-def kernel_rows() -> list[dict[str, Any]]:
-    """Return the kernel table by op, with what would be chosen on this machine per dtype."""
-    import torch
-
-    from phyai.kernels import KernelTable
-    from phyai.plugins import load_hook_plugins
-
-    table = KernelTable()
-    for rows in load_hook_plugins().hook.phyai_kernels():
-        table.add(rows)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    report = []
-    for op in table.ops:
-        chosen = {
-            dtype: table.explain_one(op, device=device, dtype=dtype)
-            for dtype in ("float32", "bfloat16")
-        }
-        report.append(
-            {
-                "op": op,
-                "device": device,
-                "chosen": {dtype: choice.row for dtype, choice in chosen.items()},
-                "refused": {dtype: dict(choice.refused) for dtype, choice in chosen.items()},
-                "rows": [
-                    {
-                        "name": row.name,
-                        "devices": list(row.devices),
-                        "dtypes": list(row.dtypes),
-                        "priority": row.priority,
-                        "reference": row.reference,
-                        "capture_safe": row.capture_safe,
-                    }
-                    for row in table.rows(op)
-                ],
-            }
-        )
-    return report
-
-
 def _print_facts(facts: list[Fact]) -> None:
     from rich.table import Table
     from rich.text import Text
@@ -270,23 +240,3 @@ def _print_facts(facts: list[Fact]) -> None:
                 grid.add_row(f"  {fact.name}", Text(mark + fact.value, style=styles[fact.state]))
         screen.print(section, style="bold")
         screen.print(grid)
-
-
-def _print_kernels(report: list[dict[str, Any]]) -> None:
-    device = report[0]["device"] if report else "cpu"
-    rows = [("op", "kernel", "devices", "dtypes", "priority", "chosen for")]
-    for entry in report:
-        for number, row in enumerate(entry["rows"]):
-            used = [dtype for dtype, name in entry["chosen"].items() if name == row["name"]]
-            rows.append(
-                (
-                    entry["op"] if number == 0 else "",
-                    row["name"],
-                    " ".join(row["devices"]),
-                    " ".join(SHORT.get(dtype, dtype) for dtype in row["dtypes"]),
-                    "reference" if row["reference"] else str(row["priority"]),
-                    " ".join(SHORT[dtype] for dtype in used),
-                )
-            )
-    print(f"\nkernels, and the choice on {device}")
-    print("\n".join(console.aligned(rows)))

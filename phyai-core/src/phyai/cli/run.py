@@ -13,7 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phyai.cli import console
-from phyai.cli.options import DebugOption, JsonOption
+from phyai.cli.options import (
+    MANY,
+    ArgOption,
+    CheckpointOption,
+    DebugOption,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    PluginOption,
+    PresetOption,
+    RevisionOption,
+    SetOption,
+    TokenizerOption,
+)
 from phyai.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
@@ -21,36 +34,12 @@ if TYPE_CHECKING:
     from phyai.cli.run_setup import Setup
     from phyai.types import Observation
 
-MANY = "May be repeated."
-
-
-def _plugin_ids(incomplete: str) -> list[str]:
-    from phyai.plugins import registered
-
-    return [name for name in registered() if name.startswith(incomplete)]
-
 
 def run(
-    plugin: Annotated[
-        str | None,
-        typer.Option(
-            "--plugin",
-            metavar="PLUGIN",
-            autocompletion=_plugin_ids,
-            help="Plugin id, see `phyai plugins`. Default: the one that recognises --checkpoint.",
-        ),
-    ] = None,
-    preset: Annotated[
-        str | None,
-        typer.Option("--preset", metavar="NAME", help="Built-in preset. Default: the first one."),
-    ] = None,
-    checkpoint: Annotated[
-        str | None,
-        typer.Option("--checkpoint", metavar="DIR_OR_HUB_ID", help="Your own checkpoint."),
-    ] = None,
-    revision: Annotated[
-        str | None, typer.Option("--revision", help="Branch, tag or commit of a hub checkpoint.")
-    ] = None,
+    plugin: PluginOption = None,
+    preset: PresetOption = None,
+    checkpoint: CheckpointOption = None,
+    revision: RevisionOption = None,
     image: Annotated[
         list[str] | None,
         typer.Option("--image", metavar="CAMERA=FILE", help=f"An image of a camera. {MANY}"),
@@ -65,28 +54,11 @@ def run(
     steps: Annotated[
         int | None, typer.Option("--steps", min=1, help="Solver steps. Default: the checkpoint's.")
     ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option("--dtype", metavar="NAME", help="Precision: fp32, bf16, or the plugin's."),
-    ] = None,
-    device: Annotated[
-        str, typer.Option("--device", metavar="auto|cpu|cuda[:N]", help="Where to run.")
-    ] = "auto",
-    tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", metavar="PATH", help="Tokenizer file or folder.")
-    ] = None,
-    arg: Annotated[
-        list[str] | None,
-        typer.Option("--arg", metavar="KEY=VALUE", help=f"Any argument of the adapter. {MANY}"),
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help=f"Engine setting, see `phyai config --fields`. {MANY}",
-        ),
-    ] = None,
+    dtype: DtypeOption = None,
+    device: DeviceOption = "auto",
+    tokenizer: TokenizerOption = None,
+    arg: ArgOption = None,
+    set_: SetOption = None,
     repeat: Annotated[
         int, typer.Option("--repeat", min=1, help="Run this often; shows first and median times.")
     ] = 1,

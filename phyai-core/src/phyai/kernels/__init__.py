@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from phyai.kernels.autotune import Autotuner, Candidate
 from phyai.kernels.catalogue import CATALOGUE
+from phyai.kernels.policy import KernelPolicy, load_policy, parse_policy
 from phyai.kernels.reference import MASK_VALUE
 from phyai.kernels.registry import (
     FLOATS,
@@ -24,8 +26,13 @@ __all__ = [
     "OPTIMIZED",
     "REFERENCE",
     "SPECIALIZED",
+    "Autotuner",
+    "Candidate",
     "Choice",
+    "KernelPolicy",
     "KernelRow",
     "KernelTable",
     "Predicate",
+    "load_policy",
+    "parse_policy",
 ]

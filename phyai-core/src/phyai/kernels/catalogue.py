@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from phyai.kernels import cpu, reference
 from phyai.kernels.registry import FLOATS, GENERAL, REFERENCE, KernelRow
+from phyai.kernels.triton_rows import TRITON_ROWS
 
 _TORCH_OPS = (
     "linear",
     "rms_norm",
+    "add_rms_norm",
     "ada_rms_norm",
+    "ada_layer_norm",
     "gated_residual",
+    "gated_ada_rms_norm",
+    "gated_ada_layer_norm",
     "layer_norm",
+    "add_layer_norm",
     "gelu_tanh",
     "gelu_tanh_mul",
+    "bias_gelu_tanh",
+    "scale_bias",
     "silu",
+    "silu_mul",
     "rope_cos_sin",
     "apply_rope",
     "attention",
     "kv_write",
+    "rope_kv_write",
 )
 
 
@@ -56,4 +66,5 @@ CATALOGUE: tuple[KernelRow, ...] = (
         predicate=cpu.rounding_may_differ,
         priority=GENERAL,
     ),
+    *TRITON_ROWS,
 )

@@ -47,6 +47,18 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 1.0) -> Tens
     return (_normalised(x, eps) * (weight.float() + offset)).to(x.dtype)
 
 
+def add_rms_norm(
+    x: Tensor, y: Tensor, weight: Tensor, eps: float, offset: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Return s = x + y and ``rms_norm(s)``.
+
+    Shapes: x, y [..., W], weight [W] fp32 -> two [..., W].
+    Rounding: the sum is rounded, then as ``rms_norm``.
+    """
+    total = x + y
+    return total, rms_norm(total, weight, eps, offset)
+
+
 def ada_rms_norm(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
     """Return x * rsqrt(mean(x^2) + eps) * (1 + scale) + shift.
 
@@ -54,6 +66,16 @@ def ada_rms_norm(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
     Rounding: all in fp32, the result is rounded once.
     """
     return (_normalised(x, eps) * (1.0 + scale.float()) + shift.float()).to(x.dtype)
+
+
+def ada_layer_norm(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
+    """Return (x - mean) / sqrt(var + eps) * (1 + scale) + shift.
+
+    Shapes: as ``ada_rms_norm``.
+    Rounding: all in fp32, the result is rounded once.
+    """
+    normed = F.layer_norm(x.float(), (x.shape[-1],), eps=eps)
+    return (normed * (1.0 + scale.float()) + shift.float()).to(x.dtype)
 
 
 def _normalised(x: Tensor, eps: float) -> Tensor:
@@ -71,6 +93,28 @@ def gated_residual(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
     return x + gate.to(x.dtype) * y
 
 
+def gated_ada_rms_norm(
+    x: Tensor, y: Tensor, gate: Tensor, scale: Tensor, shift: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return s = ``gated_residual(x, y, gate)`` and ``ada_rms_norm(s, scale, shift)``.
+
+    Shapes and rounding: as those two.
+    """
+    total = gated_residual(x, y, gate)
+    return total, ada_rms_norm(total, scale, shift, eps)
+
+
+def gated_ada_layer_norm(
+    x: Tensor, y: Tensor, gate: Tensor, scale: Tensor, shift: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return s = ``gated_residual(x, y, gate)`` and ``ada_layer_norm(s, scale, shift)``.
+
+    Shapes and rounding: as those two.
+    """
+    total = gated_residual(x, y, gate)
+    return total, ada_layer_norm(total, scale, shift, eps)
+
+
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Return (x - mean) / sqrt(var + eps) * weight + bias.
 
@@ -79,6 +123,18 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """
     normed = F.layer_norm(x.float(), (x.shape[-1],), weight.float(), bias.float(), eps)
     return normed.to(x.dtype)
+
+
+def add_layer_norm(
+    x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return s = x + y and ``layer_norm(s)``.
+
+    Shapes: x, y [..., W], weight and bias [W] -> two [..., W].
+    Rounding: the sum is rounded, then as ``layer_norm``.
+    """
+    total = x + y
+    return total, layer_norm(total, weight, bias, eps)
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -96,9 +152,47 @@ def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
     return F.gelu(gate, approximate="tanh") * up
 
 
+def bias_gelu_tanh(x: Tensor, bias: Tensor) -> Tensor:
+    """Return gelu_tanh(x + bias).
+
+    Shapes: x [..., N], bias [N].
+    Rounding: the sum is rounded, then the activation.
+    """
+    return F.gelu(x + bias.to(x.dtype), approximate="tanh")
+
+
+def scale_bias(
+    x: Tensor,
+    scale: Tensor,
+    dtype: torch.dtype,
+    row_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Return x * row_scale * scale + bias: the result of a product of quantised matrices.
+
+    Shapes: x [..., N] int32 or float, scale [N], row_scale one value per row of x, bias [N].
+    Rounding: all in fp32, the result is rounded once, to ``dtype``.
+    """
+    out = x.float()
+    if row_scale is not None:
+        out = out * row_scale.float().reshape(*x.shape[:-1], 1)
+    out = out * scale.float()
+    return (out if bias is None else out + bias.float()).to(dtype)
+
+
 def silu(x: Tensor) -> Tensor:
     """Return x * sigmoid(x), rounded once."""
     return F.silu(x)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """Return silu(gate) * up.
+
+    Shapes: gate_up [..., 2 I], gate the first half -> [..., I].
+    Rounding: the activation is rounded, then the product.
+    """
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
 
 
 def rope_cos_sin(
@@ -227,3 +321,24 @@ def kv_write(cache: Tensor, slots: Tensor, values: Tensor) -> None:
     Of several writes to one slot any may win (only the padding slot takes several).
     """
     cache.index_copy_(0, slots, values)
+
+
+def rope_kv_write(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+) -> Tensor:
+    """Return q rotated; write k rotated, and v, to the slots of their caches.
+
+    Shapes: q [B, T, H, D]; k, v [B, T, K, D]; cos, sin [B, T, D]; caches [N, K, D]; slots int64
+        [B * T], tokens of a row side by side.
+    Rounding: as ``apply_rope``.
+    """
+    kv_write(k_cache, slots, apply_rope(k, cos, sin).flatten(0, 1))
+    kv_write(v_cache, slots, v.flatten(0, 1))
+    return apply_rope(q, cos, sin)

@@ -18,18 +18,25 @@ class Placement:
 
     rounding: ``official`` keeps the rounding points of the official implementations in low
     precision, ``free`` lets a kernel keep more bits between them.
+    role: the part of the model, such as ``vision``; kernel policies may ask for it.
     """
 
     kernels: KernelTable
     device: torch.device
     dtype: torch.dtype
     rounding: str = "official"
+    role: str = ""
 
     def with_dtype(self, dtype: torch.dtype) -> Placement:
         return replace(self, dtype=dtype)
 
+    def with_role(self, role: str) -> Placement:
+        return replace(self, role=role)
+
     def select(self, op: str, **facts: Any) -> Callable[..., Any]:
         """Return the implementation of ``op`` for this place; decided once, at construction."""
+        if self.role:
+            facts = {"role": self.role, **facts}
         return self.kernels.select(
             op, device=self.device, dtype=self.dtype, rounding=self.rounding, **facts
         )

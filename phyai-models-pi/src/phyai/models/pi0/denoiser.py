@@ -52,6 +52,10 @@ class PI0Denoiser(PiDenoiser):
     def encode(self, cache: Cache) -> None:
         super().encode(cache)
         self.state.encode(cache)
+        with self.profile.stage("state"):
+            self._encode_state(cache)
+
+    def _encode_state(self, cache: Cache) -> None:
         recorder = self.profile.recorder
         token = self.state_in(cache.inputs["state"])[:, None]
         recorder.put("state.embs", token[: cache.rows])

@@ -11,6 +11,7 @@ from torch import Tensor
 from phyai.errors import RequestError
 from phyai.models.pi.adapter import PiAdapter, PiArgs, PiRequest
 from phyai.models.pi.config import PiConfig
+from phyai.models.pi.cost import PiCost
 from phyai.models.pi.request import checked
 from phyai.models.pi0.denoiser import PI0Denoiser
 
@@ -49,3 +50,8 @@ class PI0Adapter(PiAdapter):
                 "Send the normalised, zero-padded state."
             )
         return checked("state", state, (rows, self.pi.max_state_dim))
+
+
+def cost(args: PI0Args) -> PiCost:
+    """Return what a checkpoint costs by its sizes."""
+    return PiCost("pi0", args, PI0Request)

@@ -45,4 +45,5 @@ def phyai_adapter() -> AdapterManifest:
         ),
         weights_licence="Apache-2.0 (openpi) with the Gemma terms of use",
         golden="phyai.models.pi0.golden:golden_runs",
+        cost="phyai.models.pi0.main_pi0:cost",
     )

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from phyai.models.pi.adapter import PiAdapter, PiArgs, PiRequest
 from phyai.models.pi.config import PiConfig
+from phyai.models.pi.cost import PiCost
 from phyai.models.pi05.denoiser import PI05Denoiser
 
 PI05Config = PiConfig
@@ -30,3 +31,8 @@ class PI05Adapter(PiAdapter):
     args_cls = PI05Args
     request_cls = PI05Request
     denoiser_cls: ClassVar[type[PI05Denoiser]] = PI05Denoiser
+
+
+def cost(args: PI05Args) -> PiCost:
+    """Return what a checkpoint costs by its sizes."""
+    return PiCost("pi05", args, PI05Request)

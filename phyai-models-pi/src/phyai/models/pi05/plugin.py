@@ -46,4 +46,5 @@ def phyai_adapter() -> AdapterManifest:
         ),
         weights_licence="Apache-2.0 (openpi) with the Gemma terms of use",
         golden="phyai.models.pi05.golden:golden_runs",
+        cost="phyai.models.pi05.main_pi05:cost",
     )

@@ -39,8 +39,8 @@ class PiDenoiser(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.profile = config, profile
-        self.heads = at.with_dtype(torch.float32)
-        stack = at.with_dtype(precision.stack)
+        self.heads = at.with_dtype(torch.float32).with_role("heads")
+        stack = at.with_dtype(precision.stack).with_role("expert")
         width = config.expert.hidden_size
         self.expert = Expert(config.expert, stack, adaptive=self.adaptive)
         self.action_in = Linear(

@@ -38,8 +38,8 @@ class Prefix(nn.Module):
         super().__init__()
         self.config, self.profile, self.stack = config, profile, precision.stack
         text, vision = config.text, config.vision
-        stack = at.with_dtype(precision.stack)
-        tower = at.with_dtype(precision.vision)
+        stack = at.with_dtype(precision.stack).with_role("prefix")
+        tower = at.with_dtype(precision.vision).with_role("vision")
         sizes = VisionConfig(
             vision.hidden_size,
             vision.num_hidden_layers,
@@ -104,10 +104,16 @@ class Prefix(nn.Module):
 
     def encode(self, cache: Cache) -> None:
         """Fill K/V of every layer; inputs ``images`` [B, C, 3, S, S], and the plan's lists."""
-        plan: PrefixPlan = cache.plan
         index = {name: self._list(cache, name) for name in PLAN_LISTS}
+        with self.profile.stage("vision"):
+            x = self._embed(cache, index)
+        with self.profile.stage("prefix"):
+            self._language(cache, index, x)
+
+    def _language(self, cache: Cache, index: Mapping[str, Tensor], x: Tensor) -> None:
+        """Run the language layers on packed embeddings x [N, W], keeping K/V of every layer."""
+        plan: PrefixPlan = cache.plan
         recorder = self.profile.recorder
-        x = self._embed(cache, index)
         recorder.put("prefix.embs", x)
         recorder.put("prefix.positions", index["positions"])
         recorder.put("prefix.lens", plan.lens)

@@ -34,8 +34,9 @@ class Segment:
         self.head_dim, self.dtype, self.theta = config.head_dim, at.dtype, config.rope_theta
         self.scale = config.head_dim**-0.5
         self._rope: Callable[..., tuple[Tensor, Tensor]] = at.select("rope_cos_sin")
-        self._dense = at.select("attention", head_dim=config.head_dim, masked=False)
-        self._masked = at.select("attention", head_dim=config.head_dim, masked=True)
+        facts = {"head_dim": config.head_dim, "queries": count}
+        self._dense = at.select("attention", masked=False, **facts)
+        self._masked = at.select("attention", masked=True, **facts)
         self._kv_write = at.select("kv_write")
 
     def cache_buffers(self, stride: int) -> Mapping[str, BufferSpec]:

@@ -1,0 +1,1 @@
+"""Measuring: operations and bytes by shapes, stage times, rooflines, their tables and pictures."""
