@@ -12,7 +12,13 @@ import pytest
 import torch
 
 from phyai import DeploymentConfig, Engine, EngineArgs, EngineConfig, Observation
-from phyai.engine_config import DenseParallelConfig, DeviceConfig, ParallelConfig
+from phyai.engine_config import (
+    DenseParallelConfig,
+    DeviceConfig,
+    KernelConfig,
+    ParallelConfig,
+    RuntimeConfig,
+)
 from phyai.errors import ConfigError, PluginNotFound
 from tests.core.toy_adapter import ToyAdapter, ToyArgs, config, open_engine, registry
 
@@ -213,3 +219,17 @@ def test_the_same_script_runs_with_one_replica_on_the_cpu() -> None:
     assert [list(r.shape) for r in results] == [[1, 10, 8]] * 3
     assert not torch.equal(results[0], results[1])
     assert not [t for t in threading.enumerate() if t.name.startswith("phyai")]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"runtime": RuntimeConfig(debug_tensor_dump_dir="dump")},
+        {"runtime": RuntimeConfig(force_linear_kernel="torch.linear")},
+        {"kernel": KernelConfig(policy_config={"schema": "v1"})},
+    ],
+)
+def test_settings_with_nothing_behind_them_are_refused(changes: dict[str, Any]) -> None:
+    Engine.register(ToyAdapter)
+    with pytest.raises(ConfigError, match="does not act on it yet"):
+        Engine(EngineArgs("toy", ToyArgs(), config().replace(**changes)))

@@ -67,6 +67,7 @@ class EngineCore:
             )
         self.manifest = record.manifest
         self.config = config
+        _refuse_unbuilt(config)
         self.device: torch.device = resolve_device(config)
         if config.runtime.num_threads is not None:
             torch.set_num_threads(config.runtime.num_threads)
@@ -195,11 +196,25 @@ def max_rows(args: AdapterArgs) -> int:
     return int(getattr(args, "max_batch_size", 1))
 
 
+def _refuse_unbuilt(config: EngineConfig) -> None:
+    """Raise ConfigError for settings that are understood but have nothing behind them yet."""
+    unbuilt = {
+        "runtime.debug_tensor_dump_dir": config.runtime.debug_tensor_dump_dir,
+        "runtime.force_linear_kernel": config.runtime.force_linear_kernel,
+        "kernel.config_path": config.kernel.config_path,
+        "kernel.policy_config": config.kernel.policy_config,
+        "kernel.profile": config.kernel.profile,
+    }
+    for field, value in unbuilt.items():
+        if value is not None:
+            raise ConfigError(
+                f"{field} must be left out in this version, which does not act on it yet; "
+                f"got {value!r}."
+            )
+
+
 def _graph_backend(config: EngineConfig, device: torch.device) -> Any:
     backend = config.runtime.graph_backend
-    if config.runtime.debug_tensor_dump_dir is not None:
-        log.warning("tensor dump is on: graphs are off")
-        return "eager"
     if backend == "cuda" and not config.runtime.use_cuda_graph:
         return "eager"
     if backend != "auto":
