@@ -228,3 +228,10 @@ def test_openpi_dummy_variant_and_arch(tmp_path: Path) -> None:
     assert (config.text.hidden_size, config.expert.head_dim) == (64, 16)
     assert config.image_resolution == (28, 28)
     assert config.vision.hidden_size == 32
+
+
+def test_resolution_fits_the_patch_size_of_arch_json(tmp_path: Path) -> None:
+    data = BASE | {"image_resolution": [16, 16]}
+    arch = {"vision_config": {"patch_size": 8}}
+    config = PiConfig.from_folder(_write(tmp_path, data, arch), "pi0")
+    assert (config.vision.image_size, config.vision.num_patches) == (16, 4)

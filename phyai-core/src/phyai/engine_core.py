@@ -14,7 +14,7 @@ import torch
 from phyai.adapter import Adapter, AdapterArgs
 from phyai.binding import HookBinder
 from phyai.engine_config import EngineConfig, resolve_device
-from phyai.errors import ConfigError, EngineUnavailableError, PhyaiError
+from phyai.errors import ConfigError, EngineUnavailableError
 from phyai.graph import GraphService
 from phyai.kernels import KernelTable
 from phyai.memory import Arena
@@ -129,13 +129,13 @@ class EngineCore:
     @property
     def adapter(self) -> Adapter:
         if self._adapter is None:
-            raise EngineUnavailableError("engine is closed. Create a new Engine.", reason="closed")
+            raise closed_error()
         return self._adapter
 
     @property
     def runner(self) -> Runner:
         if self._runner is None:
-            raise EngineUnavailableError("engine is closed. Create a new Engine.", reason="closed")
+            raise closed_error()
         return self._runner
 
     def step(self, request: Any, *, queued_ms: float = 0.0) -> Any:
@@ -143,6 +143,7 @@ class EngineCore:
         self._notify["phyai_request_started"](RequestInfo(self.plugin))
         started = time.perf_counter()
         rows: int | None = None
+        self.services.profile.timers.reset()
         try:
             prepared = self.adapter.prepare(request)
             rows = prepared.rows
@@ -150,9 +151,7 @@ class EngineCore:
             waiting = time.perf_counter()
             with self.lock:
                 locked_ms = 1e3 * (time.perf_counter() - waiting)
-                runner = self.runner
-                self.services.profile.timers.reset()
-                result = runner.run(prepared)
+                result = self.runner.run(prepared)
                 timing = {"queue": queued_ms + locked_ms, "prepare": prepare_ms}
                 timing.update(self.services.profile.timers.collect())
             timing["total"] = queued_ms + 1e3 * (time.perf_counter() - started)
@@ -189,6 +188,14 @@ class EngineCore:
                 errors.append(error)
         if errors:
             raise errors[0]
+
+
+def closed_error() -> EngineUnavailableError:
+    """Return the error of a request to an engine that was closed."""
+    return EngineUnavailableError(
+        "engine must be open to take requests; it is closed. Create a new Engine.",
+        reason="closed",
+    )
 
 
 def max_rows(args: AdapterArgs) -> int:
@@ -235,6 +242,4 @@ def _with_timing(request: Any, result: Any, timing: Mapping[str, float], decoded
         replace(row, timing=dict(timing)) if isinstance(row, (ActionChunk, Media)) else row
         for row in result
     ]
-    if len(rows) == 0:
-        raise PhyaiError("output.decode must return one result per row; got none.")
     return rows[0] if isinstance(request, Observation) else rows

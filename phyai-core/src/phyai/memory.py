@@ -138,6 +138,13 @@ class KVCachePool:
 
     Per layer, K and V are [num_slots, page_size, num_kv_heads, head_dim]. A slot index counts
     tokens: page * page_size + offset. Slot 0 takes the writes of padding rows; nobody reads it.
+
+    >>> import torch
+    >>> from phyai.memory import KVCachePool
+    >>> pool = KVCachePool(2, 16, 1, 8, torch.float32, "cpu")
+    >>> keys, values = pool.kv_buffer(0)
+    >>> keys.shape
+    torch.Size([16, 1, 1, 8])
     """
 
     def __init__(

@@ -75,6 +75,9 @@ class KernelTable:
     """Rows by op, the forced choices, and the log of decisions.
 
     rows: None for the built-in catalogue.  force: op -> name of the row to use, no fallback.
+
+    >>> from phyai.kernels import KernelTable
+    >>> silu = KernelTable().select("silu", device="cpu", dtype="float32")
     """
 
     def __init__(

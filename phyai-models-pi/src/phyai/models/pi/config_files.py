@@ -155,13 +155,14 @@ def _architecture(
 ) -> tuple[SiglipConfig, GemmaConfig, GemmaConfig]:
     text = _variant(fields, "paligemma_variant", _DEFAULT_TEXT_VARIANT)
     expert = _variant(fields, "action_expert_variant", _DEFAULT_EXPERT_VARIANT)
-    vision = SiglipConfig(image_size=resolution[0])
     path = folder / "arch.json"
     if not path.exists():
-        return vision, text, expert
+        return SiglipConfig(image_size=resolution[0]), text, expert
     arch = Fields(read_json_object(path), "arch.json")
+    # One step: the config's resolution need not fit the released patch size.
+    vision = {"image_size": resolution[0], **(arch.mapping("vision_config") or {})}
     return (
-        _sizes(SiglipConfig, vision, arch.mapping("vision_config"), "arch.json vision_config"),
+        _sizes(SiglipConfig, SiglipConfig(), vision, "arch.json vision_config"),
         _sizes(GemmaConfig, text, arch.mapping("text_config"), "arch.json text_config"),
         _sizes(GemmaConfig, expert, arch.mapping("expert_config"), "arch.json expert_config"),
     )
