@@ -23,7 +23,7 @@ from phyai.runner import Runner
 from phyai.scheduler import Scheduler
 from phyai.services import Progress, Services, no_progress
 from phyai.timers import Profile
-from phyai.types import ActionChunk, Media, Observation
+from phyai.types import ActionChunk, Media, Observation, Prepared
 
 if TYPE_CHECKING:
     from phyai.weights import LoadReport
@@ -75,6 +75,8 @@ class EngineCore:
             torch.manual_seed(config.runtime.seed)
         self.lock = threading.Lock()
         self.closed = False
+        self._idle = threading.Condition()
+        self._preparing = 0
         self.load_report: LoadReport | None = None
         self._runner: Runner | None = None
         self._adapter: Adapter | None = None
@@ -145,7 +147,7 @@ class EngineCore:
         rows: int | None = None
         self.services.profile.timers.reset()
         try:
-            prepared = self.adapter.prepare(request)
+            prepared = self._prepare(request)
             rows = prepared.rows
             prepare_ms = 1e3 * (time.perf_counter() - started)
             waiting = time.perf_counter()
@@ -163,14 +165,27 @@ class EngineCore:
         self._notify["phyai_request_finished"](RequestInfo(self.plugin, rows, timing["total"]))
         return _with_timing(request, result, timing, prepared.meta is not None)
 
+    def _prepare(self, request: Any) -> Prepared:
+        """Prepare on the caller's thread, many at a time; ``close`` waits for the last one."""
+        with self._idle:
+            adapter = self.adapter
+            self._preparing += 1
+        try:
+            return adapter.prepare(request)
+        finally:
+            with self._idle:
+                self._preparing -= 1
+                self._idle.notify_all()
+
     def close(self) -> None:
         """Release everything; every step runs, the first error is raised at the end."""
-        with self.lock:
+        with self.lock, self._idle:
             if self.closed:
                 return
             self.closed = True
             runner, adapter = self._runner, self._adapter
             self._runner = self._adapter = None
+            self._idle.wait_for(lambda: self._preparing == 0)
         errors: list[BaseException] = []
         steps: list[Callable[[], Any]] = []
         if runner is not None:
