@@ -19,7 +19,7 @@ from phyai.engine_config import (
     ParallelConfig,
     RuntimeConfig,
 )
-from phyai.errors import ConfigError, PluginNotFound
+from phyai.errors import CapacityError, ConfigError, PluginNotFound
 from tests.core.toy_adapter import ToyAdapter, ToyArgs, config, open_engine, registry
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "pi05"
@@ -91,6 +91,12 @@ def test_a_failing_start_closes_and_raises_what_went_wrong_first(
     assert closed == ["adapter"]  # whose close() raises as well
     assert threading.active_count() == before
     assert [a.nbytes for a in arenas] == [0]
+
+
+def test_weights_that_no_memory_holds_are_a_capacity_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ToyAdapter, "load", lambda self: torch.empty(2**58))
+    with pytest.raises(CapacityError, match="must fit the memory of the device"):
+        open_engine()
 
 
 def test_the_adapter_is_reachable_under_both_names() -> None:

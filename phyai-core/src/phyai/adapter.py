@@ -86,7 +86,7 @@ class DefaultOutput:
         actions = x["action"].float().cpu().numpy()
         names = tuple(f"action_{i}" for i in range(actions.shape[-1]))
         return [
-            ActionChunk(row, names, np.ones(len(row), dtype=bool), model_actions=row)
+            ActionChunk(row, names, np.ones(len(row), dtype=bool), model_actions=row.copy())
             for row in actions
         ]
 
@@ -150,6 +150,7 @@ class Adapter:
         """Return what an Observation should hold, for messages to people; may be empty.
 
         cameras: names in order.  state_dim: values of the state.  prompt: whether it must be sent.
+        tokenizer: where it is read from.
         """
         return {}
 

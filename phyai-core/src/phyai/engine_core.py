@@ -14,10 +14,10 @@ import torch
 from phyai.adapter import Adapter, AdapterArgs
 from phyai.binding import HookBinder
 from phyai.engine_config import EngineConfig, resolve_device
-from phyai.errors import ConfigError, EngineUnavailableError
+from phyai.errors import CapacityError, ConfigError, EngineUnavailableError
 from phyai.graph import GraphService
 from phyai.kernels import KernelTable
-from phyai.memory import Arena
+from phyai.memory import Arena, is_out_of_memory
 from phyai.plugins import find, load_hook_plugins
 from phyai.runner import Runner
 from phyai.scheduler import Scheduler
@@ -99,7 +99,7 @@ class EngineCore:
             rows = HookBinder(manager, record, None, self.services).kernel_rows()
             self.services.kernels.add(rows)
             self._adapter = cls(plugin_args, config, self.services)
-            self.load_report = self._adapter.load()
+            self.load_report = _load(self._adapter)
             self.binder = HookBinder(manager, record, self._adapter, self.services)
             self._notify = {
                 name: self.binder.observers(name)
@@ -233,6 +233,18 @@ def _refuse_unbuilt(config: EngineConfig) -> None:
                 f"{field} must be left out in this version, which does not act on it yet; "
                 f"got {value!r}."
             )
+
+
+def _load(adapter: Adapter) -> LoadReport | None:
+    try:
+        return adapter.load()
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise CapacityError(
+            f"weights of plugin {adapter.name!r} must fit the memory of the device; got {error}. "
+            "Check the sizes in the checkpoint's config, or use a larger device."
+        ) from error
 
 
 def _graph_backend(config: EngineConfig, device: torch.device) -> Any:

@@ -84,7 +84,7 @@ class Arena:
                     for name, (shape, dtype) in specs.items()
                 }
             except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-                if not _is_out_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
                 raise CapacityError(
                     f"buffers {_names(specs)} need {needed:,} bytes that {self.device} does not "
@@ -277,6 +277,7 @@ def _below(name: str, prefix: str) -> bool:
     return prefix in ("", name) or prefix[-1] in "/." or name[len(prefix)] in "/."
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an allocator raised ``error``; torch has no type of its own for the CPU's."""
     typed = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return typed or "not enough memory" in str(error) or "can't allocate" in str(error)
