@@ -239,3 +239,12 @@ def test_settings_with_nothing_behind_them_are_refused(changes: dict[str, Any]) 
     Engine.register(ToyAdapter)
     with pytest.raises(ConfigError, match="does not act on it yet"):
         Engine(EngineArgs("toy", ToyArgs(), config().replace(**changes)))
+
+
+def test_a_mistyped_variable_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PHYAI_DEVISE", "cpu")
+    with open_engine(ToyAdapter):
+        pass
+    assert "PHYAI_DEVISE is read by nothing. Did you mean 'PHYAI_DEVICE'?" in caplog.text

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from phyai import plugins
+from phyai import env, plugins
 from phyai.adapter import Adapter, AdapterArgs
 from phyai.deployment import DeploymentConfig, replica_devices, resolve_mode
 from phyai.engine_config import EngineConfig
@@ -101,6 +101,8 @@ class Engine:
             )
         self.args = args
         self.deployment = deployment or DeploymentConfig()
+        for name in env.unknown_names():
+            log.warning("variable %s is read by nothing.%s", name, env.suggestion(name))
         self.config = EngineConfig.from_env(args.config)
         self.mode = resolve_mode(self.deployment, self.config.parallel, os.environ)
         _check_single(self.deployment, self.config)
