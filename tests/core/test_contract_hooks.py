@@ -24,6 +24,7 @@ from tests.core.sandbox import make_distribution
 from tests.core.test_contract import STATES, expected, observation
 from tests.core.toy_adapter import (
     ACTIONS,
+    Features,
     FlowAdapter,
     ToyAdapter,
     ToyRequest,
@@ -108,6 +109,65 @@ def test_a_network_hook_is_inside_hold_and_a_prediction_hook_outside(
         # known elements are imposed at the end in either case
         assert torch.equal(out[:, :1], torch.full((3, 1, ACTIONS), 0.1))
         np.testing.assert_allclose(out[:, 1:].numpy(), expected(STATES)[:, 1:] + 1.0, atol=1e-6)
+
+
+def test_a_prediction_hook_must_keep_what_the_solver_accepts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Noisy(Through):
+        prediction = "noise"
+
+    @hookimpl(wrapper=True)
+    def phyai_denoiser(stage: str) -> Any:
+        inner: Denoiser = yield
+        return Noisy(inner) if stage == "prediction" else inner
+
+    use_hooks(monkeypatch, noisy=SimpleNamespace(phyai_denoiser=phyai_denoiser))
+    with open_engine() as engine:
+        with pytest.raises(PluginContractError, match=r"Direct accepts clean.*'noise'"):
+            engine.step(ToyRequest(STATES))
+        assert engine.core.services.memory.nbytes == 0
+
+
+def test_the_plan_of_a_wrapped_conditioning_is_still_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Planning(Features):
+        def plan(self, cache: Any, batch: Any) -> None:
+            cache.plan = batch.rows
+
+        def encode(self, cache: Any) -> None:
+            super().encode(cache)
+            seen.append(cache.plan)
+
+    class PlanningAdapter(ToyAdapter):
+        name = "toy-planning"
+
+        def conditioning(self) -> Features:
+            return Planning()
+
+    class Around:
+        def __init__(self, inner: Any, keep: bool) -> None:
+            if keep:
+                self.inner = inner
+            self.encode = inner.encode
+
+    def plugin(keep: bool) -> SimpleNamespace:
+        @hookimpl(wrapper=True)
+        def phyai_conditioning() -> Any:
+            return Around((yield), keep)
+
+        return SimpleNamespace(phyai_conditioning=phyai_conditioning)
+
+    seen: list[Any] = []
+    use_hooks(monkeypatch, around=plugin(keep=True))
+    with open_engine(PlanningAdapter) as engine:
+        engine.step(ToyRequest(STATES))
+        engine.step(ToyRequest(STATES[:1]))
+    assert seen == [3, 1]
+    use_hooks(monkeypatch, around=plugin(keep=False))
+    with pytest.raises(PluginContractError, match=r"hides plan\(\)"):
+        open_engine(PlanningAdapter)
 
 
 def test_a_replaced_solver_is_used_and_checked_against_the_prediction(

@@ -24,6 +24,7 @@ from phyai.errors import (
     EngineUnavailableError,
     RequestError,
 )
+from phyai.types import Prepared
 from tests.core.toy_adapter import (
     STATE,
     ToyAdapter,
@@ -382,3 +383,42 @@ def test_a_chunk_carries_the_time_of_each_stage_and_the_total_counts_nothing_twi
     assert all(ms >= 0 for ms in timing.values())
     assert timing["queue"] > 10
     assert stages <= timing["total"] < stages + 0.5 * timing["queue"]
+
+
+def test_close_waits_for_a_request_that_is_being_prepared() -> None:
+    entered, go = threading.Event(), threading.Event()
+    seen: list[str] = []
+
+    class Slow(ToyAdapter):
+        name = "slow"
+
+        def prepare(self, request: Any) -> Prepared:
+            entered.set()
+            assert go.wait(10)
+            seen.append("prepared")
+            return super().prepare(request)
+
+        def close(self) -> None:
+            seen.append("closed")
+
+    engine = open_engine(Slow)
+    errors: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            engine.step(observation())
+        except EngineUnavailableError as error:
+            errors.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert entered.wait(10)
+    closing = threading.Thread(target=engine.close)
+    closing.start()
+    closing.join(0.2)
+    assert closing.is_alive()
+    go.set()
+    closing.join(10)
+    asking.join(10)
+    assert seen == ["prepared", "closed"]
+    assert len(errors) == 1

@@ -12,8 +12,13 @@ import pytest
 import torch
 
 from phyai import DeploymentConfig, Engine, EngineArgs, EngineConfig, Observation
-from phyai.engine_config import DenseParallelConfig, DeviceConfig, ParallelConfig
-from phyai.errors import ConfigError, PluginNotFound
+from phyai.engine_config import (
+    DenseParallelConfig,
+    DeviceConfig,
+    ParallelConfig,
+    RuntimeConfig,
+)
+from phyai.errors import CapacityError, ConfigError, PluginNotFound
 from tests.core.toy_adapter import ToyAdapter, ToyArgs, config, open_engine, registry
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "pi05"
@@ -85,6 +90,12 @@ def test_a_failing_start_closes_and_raises_what_went_wrong_first(
     assert closed == ["adapter"]  # whose close() raises as well
     assert threading.active_count() == before
     assert [a.nbytes for a in arenas] == [0]
+
+
+def test_weights_that_no_memory_holds_are_a_capacity_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ToyAdapter, "load", lambda self: torch.empty(2**58))
+    with pytest.raises(CapacityError, match="must fit the memory of the device"):
+        open_engine()
 
 
 def test_the_adapter_is_reachable_under_both_names() -> None:
@@ -213,3 +224,24 @@ def test_the_same_script_runs_with_one_replica_on_the_cpu() -> None:
     assert [list(r.shape) for r in results] == [[1, 10, 8]] * 3
     assert not torch.equal(results[0], results[1])
     assert not [t for t in threading.enumerate() if t.name.startswith("phyai")]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"runtime": RuntimeConfig(debug_tensor_dump_dir="dump")},
+    ],
+)
+def test_settings_with_nothing_behind_them_are_refused(changes: dict[str, Any]) -> None:
+    Engine.register(ToyAdapter)
+    with pytest.raises(ConfigError, match="does not act on it yet"):
+        Engine(EngineArgs("toy", ToyArgs(), config().replace(**changes)))
+
+
+def test_a_mistyped_variable_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PHYAI_DEVISE", "cpu")
+    with open_engine(ToyAdapter):
+        pass
+    assert "PHYAI_DEVISE is read by nothing. Did you mean 'PHYAI_DEVICE'?" in caplog.text

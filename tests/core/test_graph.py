@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +14,7 @@ from phyai.errors import ConfigError, CudaGraphError
 from phyai.graph import (
     CudaGraph,
     GraphService,
+    Region,
     capture_on_stream,
     capturing,
 )
@@ -56,6 +58,26 @@ def test_eager_region_calls_the_function_each_time() -> None:
     assert (stats["captures"], stats["replays"], stats["fallbacks"]) == (0, 3, 0)
     assert stats["regions"][0]["name"] == "encode"
     assert stats["regions"][0]["mode"] == "eager"
+
+
+def test_stats_may_be_read_while_another_thread_runs_regions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    work, graphs = Work(), GraphService("eager", CPU)
+    regions = [graphs.capture(name, work.run) for name in ("encode", "solve")]
+    runner = threading.Thread(target=regions[0])
+    report = Region.report
+
+    def slow_report(region: Region) -> object:
+        if not runner.ident:
+            runner.start()
+            runner.join(0.2)  # it waits for the reader, or it would reorder what is being read
+        return report(region)
+
+    monkeypatch.setattr(Region, "report", slow_report)
+    assert len(graphs.stats()["regions"]) == 2
+    runner.join()
+    assert work.runs == 1
 
 
 def test_regions_run_without_grad() -> None:

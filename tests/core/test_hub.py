@@ -221,6 +221,13 @@ def test_two_revisions() -> None:
         hub.resolve(f"{REPO}@v1", revision="v2")
 
 
+@pytest.mark.parametrize("revision", ["../../up", "/etc", "v1/../../../up"])
+def test_a_revision_stays_inside_the_cache(revision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "_download", None)
+    with pytest.raises(CheckpointNotFound, match="branch, tag or commit"):
+        hub.resolve(REPO, revision=revision)
+
+
 # ---------------------------------------------------------------- downloads
 
 

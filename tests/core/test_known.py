@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from phyai.cache import CacheInputs
+from phyai.errors import PluginContractError
 from phyai.known import Hold, impose, known_part, mask_name, value_name
 from phyai.solver import Euler, ToVelocity, uniform_grid
 from phyai.types import Step
@@ -46,8 +47,10 @@ def test_a_part_needs_mask_and_value() -> None:
     part = known_part(cache("action"), "action")
     assert part is not None
     assert part[0] is MASK
-    only_mask: Any = SimpleNamespace(inputs=CacheInputs({mask_name("action"): MASK}))
-    assert known_part(only_mask, "action") is None
+    for given, absent in ((mask_name, "value"), (value_name, "mask")):
+        half: Any = SimpleNamespace(inputs=CacheInputs({given("action"): MASK}))
+        with pytest.raises(PluginContractError, match=f"no 'known.action.{absent}'"):
+            known_part(half, "action")
 
 
 def test_impose_sets_known_elements_of_known_leaves_only() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from phyai.errors import CheckpointError, CheckpointNotFound, ShapeMismatch, UnexpectedTensors
 from phyai.weights import (
+    AdapterConfig,
     PeftSource,
     claim,
     fused,
@@ -317,3 +318,9 @@ def test_source_of_another_kind_can_be_the_base(tmp_path: Path) -> None:
     both = PeftSource(first, adapter)
     change = both.read("up.weight").clone() - first.read("up.weight")
     torch.testing.assert_close(change, ALPHA / RANK * product(lora("up", 6, 4, seed=90), "up"))
+
+
+def test_config_that_overwhelms_the_reader(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("[" * 200_000)
+    with pytest.raises(CheckpointError, match="valid adapter config"):
+        AdapterConfig.read(tmp_path)

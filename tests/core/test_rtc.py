@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phyai.cache import CacheInputs
-from phyai.errors import RequestError
+from phyai.errors import PluginContractError, RequestError
 from phyai.rtc import SCHEDULES, GuidedRTC, guidance_weight, prefix_weights
 from phyai.solver import Euler, uniform_grid
 from phyai.timers import Recorder
@@ -188,3 +188,11 @@ def test_full_weight_pulls_the_first_rows_to_the_left_over() -> None:
     near, far = (out - prev)[:, 0].abs().mean(), (free - prev)[:, 0].abs().mean()
     assert near < 0.3 * far
     assert torch.equal(out[:, 5:], free[:, 5:])
+
+
+def test_only_a_velocity_can_be_guided() -> None:
+    class Clean(Network):
+        prediction = "clean"
+
+    with pytest.raises(PluginContractError, match=r"predicts 'clean'.*to_velocity"):
+        GuidedRTC(Clean(), Recorder())  # type: ignore[arg-type]

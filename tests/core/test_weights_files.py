@@ -55,6 +55,8 @@ def corrupt(folder: Path, kind: str) -> None:
             header["embed_tokens.weight"]["shape"] = [-6, -4]
         elif kind == "dtype":
             header["embed_tokens.weight"]["dtype"] = "F31"
+        elif kind == "dtype no string":
+            header["embed_tokens.weight"]["dtype"] = ["F32"]
         elif kind == "no offsets":
             del header["embed_tokens.weight"]["data_offsets"]
         text = json.dumps(header).encode()
@@ -76,6 +78,7 @@ def corrupt(folder: Path, kind: str) -> None:
         "overlap",
         "negative",
         "dtype",
+        "dtype no string",
         "no offsets",
     ],
 )

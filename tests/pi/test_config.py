@@ -146,6 +146,9 @@ def test_bad_files_name_the_field(tmp_path: Path, change: dict[str, Any], words:
         ({"normalization_mapping": {"STATE": "ZSCORE"}}, "STATE"),
         ({"rtc_config": {"prefix_attention_schedule": "SQRT"}}, "prefix_attention_schedule"),
         ({"rtc_training_max_delay": 50}, "rtc_training_max_delay"),
+        ({"chunk_size": 10**30}, "chunk_size must be at most"),
+        ({"num_inference_steps": 201}, "num_inference_steps must be at most"),
+        ({"tokenizer_max_length": 10**9}, "tokenizer_max_length must be at most"),
     ],
 )
 def test_impossible_values(tmp_path: Path, change: dict[str, Any], word: str) -> None:
@@ -228,3 +231,35 @@ def test_openpi_dummy_variant_and_arch(tmp_path: Path) -> None:
     assert (config.text.hidden_size, config.expert.head_dim) == (64, 16)
     assert config.image_resolution == (28, 28)
     assert config.vision.hidden_size == 32
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 200_000, '{"type": ' + "9" * 6000 + "}", '{"a": ' * 200_000]
+)
+@pytest.mark.parametrize("name", ["config.json", "arch.json"])
+def test_json_that_overwhelms_the_reader(tmp_path: Path, name: str, text: str) -> None:
+    (_write(tmp_path, BASE) / name).write_text(text)
+    with pytest.raises(CheckpointError, match=name):
+        PiConfig.from_folder(tmp_path, "pi0")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"min_period": float("nan")}, "finite number"),
+        ({"max_period": float("inf")}, "finite number"),
+        ({"empty_cameras": 10**9}, "empty_cameras' must be at most"),
+    ],
+)
+def test_numbers_that_would_only_fail_later(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        PiConfig.from_folder(_write(tmp_path, {**BASE, **change}), "pi0")
+
+
+def test_resolution_fits_the_patch_size_of_arch_json(tmp_path: Path) -> None:
+    data = BASE | {"image_resolution": [16, 16]}
+    arch = {"vision_config": {"patch_size": 8}}
+    config = PiConfig.from_folder(_write(tmp_path, data, arch), "pi0")
+    assert (config.vision.image_size, config.vision.num_patches) == (16, 4)

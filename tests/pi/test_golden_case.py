@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import save_file
 
 from phyai.errors import CheckpointError
-from phyai.models.pi.golden.case import beside
+from phyai.models.pi.golden.case import Case, beside, case_args
 from phyai.models.pi.golden.runs import runs_of
 from phyai.models.pi05.main_pi05 import PI05Adapter
+from tests.conftest import GOLDEN
 
 
 def _save(path: Path, *names: str, **metadata: str) -> Path:
@@ -86,3 +87,11 @@ def test_beside_is_the_nearest_up_to_the_root(tmp_path: Path) -> None:
     for folder in (root, root / "one"):
         (folder / "stats.json").write_text(json.dumps({}))
         assert beside(path, root, "stats.json") == folder / "stats.json"
+
+
+def test_engine_fits_a_case_with_more_rows_and_cameras_than_the_config_lists() -> None:
+    root = GOLDEN / "pi05"
+    tensors = {"in.noise": torch.zeros(17, 10, 8), "in.images": torch.zeros(17, 4, 3, 56, 56)}
+    case = Case(root / "case_a.safetensors", root, PI05Adapter, "base", tensors, {})
+    args = case_args(case, "fp32")
+    assert (args.max_batch_size, len(args.inputs_image_shape or ())) == (17, 4)

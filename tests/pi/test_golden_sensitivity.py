@@ -102,6 +102,22 @@ def test_every_result_of_a_model_case_counts(
         assert [c.error for c in _of("step9.extra", after)] == [float("inf")]
 
 
+@pytest.mark.parametrize("found", [c for c in MODEL_CASES if c.kind == "bf16"], ids=_name)
+def test_bf16_result_may_be_another_draw_of_the_same_noise(
+    found: GoldenCase, runners: dict[str, GoldenRunner]
+) -> None:
+    assert found.set_root is not None
+    plugin = found.set_root.name
+    case = read_case(found.path, found.set_root, ADAPTERS[plugin])
+    run = next(run for run in case_runs(case) if "bf16_lerobot" in run.label)
+    adapter, _, records = runners[plugin].outcome(run)
+    fp32 = case.tensors["fp32.actions"]
+    noise = fp32 - case.tensors["actions"]
+    for multiple, ok in ((1.5, True), (2.5, False)):
+        compared = run.compare(adapter, fp32 + multiple * noise, records)
+        assert all(c.ok for c in _of("fp32.actions", compared)) is ok
+
+
 def _index(case: Case, name: str) -> tuple[int, ...]:
     """Return the last value of a tensor that counts: rows of padding in the prefix do not."""
     tensor = case.tensors[name]

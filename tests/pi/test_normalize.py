@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_torch_file
 
 from phyai.errors import CheckpointError, CheckpointNotFound, ConfigError
 from phyai.models.pi.processing.norm_stats import (
@@ -159,6 +161,23 @@ def test_bad_statistics_files(tmp_path: Path) -> None:
     assert stats is not None
     with pytest.raises(CheckpointError, match="q01"):
         stats.quantiles()
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1, 2), (3, 1, 1)])
+def test_statistics_of_another_rank(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    file = tmp_path / "stats.safetensors"
+    tensors = {"observation.images.top.mean": torch.zeros(3, 1, 1)}
+    save_torch_file(tensors, file)
+    assert load_stats(file)
+    save_torch_file({**tensors, f"{STATE}.mean": torch.zeros(shape)}, file)
+    with pytest.raises(CheckpointError, match="one per value; got shape"):
+        load_stats(file)
+
+
+def test_statistics_in_bfloat16(tmp_path: Path) -> None:
+    file = tmp_path / "stats.safetensors"
+    save_torch_file({f"{STATE}.mean": torch.tensor([0.5, 2.0], dtype=torch.bfloat16)}, file)
+    assert load_stats(file)[STATE]["mean"].tolist() == [0.5, 2.0]
 
 
 def test_openpi_assets(tmp_path: Path) -> None:

@@ -85,14 +85,52 @@ def test_without_sentencepiece_the_extra_is_named(monkeypatch: pytest.MonkeyPatc
         PromptTokenizer.from_path(FOLDER / "tokenizer.model")
 
 
-def test_unreachable_hub_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+NAME = "google/paligemma-3b-pt-224"
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("LocalEntryNotFoundError", "no connection"), ("GatedRepoError", "Accept the licence")],
+)
+def test_the_hub_says_what_is_wrong(
+    kind: str, words: str, hub_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import huggingface_hub
+    from huggingface_hub import errors
 
     def refuse(*_: Any, **__: Any) -> str:
-        raise OSError("offline")
+        error = getattr(errors, kind)
+        raise error.__new__(error)  # the constructors take a response of the HTTP library
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", refuse)
-    with pytest.raises(CheckpointError) as caught:
-        PromptTokenizer.from_hub("google/paligemma-3b-pt-224")
-    for words in ("google/paligemma-3b-pt-224", "licence", "--tokenizer PATH"):
-        assert words in str(caught.value)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    with pytest.raises(CheckpointError, match=words) as caught:
+        PromptTokenizer.from_hub(NAME)
+    for part in (f"tokenizer {NAME!r}", "--tokenizer PATH"):
+        assert part in str(caught.value)
+    assert words == "Accept the licence" or "licence" not in str(caught.value)
+
+
+def test_a_cached_tokenizer_needs_no_network(
+    hub_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = hub_cache / f"models--{NAME.replace('/', '--')}"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text("0" * 40)
+    shutil.copy(FOLDER / "tokenizer.json", snapshot)
+    monkeypatch.setattr("phyai.hub.resolve", lambda *_, **__: pytest.fail("went to the network"))
+    assert PromptTokenizer.from_hub(NAME).ids(("pick",))
+
+
+def test_a_name_that_is_no_hub_id(hub_cache: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"tokenizer '/no/such/folder' must exist"):
+        PromptTokenizer.from_hub("/no/such/folder")

@@ -97,6 +97,11 @@ class Ticket:
 
     number: counts the requests.  consumed: actions popped before it.
     model [N, A_model], robot [N, A]: the left-over at that moment.
+
+    >>> from phyai.action_queue import ActionQueue
+    >>> ticket = ActionQueue().begin_request()
+    >>> ticket.number, ticket.rtc_options(inference_delay=2)
+    (1, None)
     """
 
     number: int
@@ -144,6 +149,14 @@ class ActionQueue:
     """Actions of the current chunk and how many of them were consumed; safe for two threads.
 
     n_action_steps: rows of a chunk that are executed when chunks are appended; None = all.
+
+    >>> import numpy as np
+    >>> from phyai.action_queue import ActionQueue
+    >>> rows = np.arange(4, dtype=np.float32).reshape(2, 2)
+    >>> queue = ActionQueue()
+    >>> chunk = ActionChunk(rows, ("x", "y"), np.ones(2, bool), model_actions=rows)
+    >>> queue.merge(chunk, ticket=queue.begin_request()), queue.pop().tolist(), len(queue)
+    (True, [0.0, 1.0], 1)
     """
 
     def __init__(self, n_action_steps: int | None = None) -> None:

@@ -44,11 +44,24 @@ class AdapterArgs:
 
     Fields with these names are filled by the CLI's options: checkpoint_dir, revision, tokenizer,
     precision, max_batch_size, num_steps.
+
+    >>> from dataclasses import dataclass
+    >>> from phyai.adapter import AdapterArgs
+    >>> @dataclass
+    ... class MyArgs(AdapterArgs):
+    ...     checkpoint_dir: str | None = None
+    ...     max_batch_size: int = 1
+    >>> MyArgs(max_batch_size=4).max_batch_size
+    4
     """
 
 
 class NoConditioning:
-    """Nothing to encode: the denoiser reads ``cache.inputs`` directly."""
+    """Nothing to encode: the denoiser reads ``cache.inputs`` directly.
+
+    >>> from phyai.adapter import NoConditioning
+    >>> NoConditioning().encode(None)
+    """
 
     def encode(self, cache: Cache) -> None:
         return None
@@ -60,13 +73,20 @@ def no_buffers(key: Key) -> Mapping[str, BufferSpec]:
 
 
 class DefaultOutput:
-    """Leaf ``action`` as it is: one ActionChunk per row, dims named ``action_0`` ..."""
+    """Leaf ``action`` as it is: one ActionChunk per row, dims named ``action_0`` ...
+
+    >>> import torch
+    >>> from phyai.adapter import DefaultOutput
+    >>> [chunk] = DefaultOutput().decode({"action": torch.zeros(1, 3, 2)}, None, None)
+    >>> chunk.names
+    ('action_0', 'action_1')
+    """
 
     def decode(self, x: Tensors, cache: Cache, prepared: Prepared) -> Sequence[ActionChunk | Media]:
         actions = x["action"].float().cpu().numpy()
         names = tuple(f"action_{i}" for i in range(actions.shape[-1]))
         return [
-            ActionChunk(row, names, np.ones(len(row), dtype=bool), model_actions=row)
+            ActionChunk(row, names, np.ones(len(row), dtype=bool), model_actions=row.copy())
             for row in actions
         ]
 
@@ -78,7 +98,24 @@ class Adapter:
     """One model behind the runtime. Holds weights and weight-derived tables, no request state.
 
     name: the plugin id.  args_cls: its AdapterArgs.  parallel: parallel axes it implements.
-    graph_unit: ``loop`` captures start and all steps as one region, ``step`` only the network.
+    graph_unit: ``loop``: start and all steps are one captured region. No other unit exists yet.
+
+    >>> import torch
+    >>> from phyai.adapter import Adapter
+    >>> from phyai.solver import Direct
+    >>> from phyai.types import Key, Prepared
+    >>> class Half:
+    ...     prediction = "clean"
+    ...     def __call__(self, x, step, cache):
+    ...         return {"action": 0.5 * cache.inputs["noise.action"]}
+    >>> class HalfAdapter(Adapter):
+    ...     name = "half"
+    ...     def prepare(self, request):
+    ...         return Prepared({"noise.action": request}, len(request), Key())
+    ...     def denoiser(self):
+    ...         return Half()
+    ...     def solver(self):
+    ...         return Direct()
     """
 
     name: ClassVar[str] = ""
@@ -113,6 +150,7 @@ class Adapter:
         """Return what an Observation should hold, for messages to people; may be empty.
 
         cameras: names in order.  state_dim: values of the state.  prompt: whether it must be sent.
+        tokenizer: where it is read from.
         """
         return {}
 

@@ -30,6 +30,9 @@ _PART_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     "phyai_output": ("decode", "tensors"),
     "phyai_denoiser": ("prediction", "__call__"),
 }
+# Optional methods that core looks for behind wrappers, by the attribute ``inner``. Were one hidden,
+# tables or index lists would never be filled and every result would be silently wrong.
+_FOUND_BEHIND = {"phyai_denoiser": "prepare_grid", "phyai_conditioning": "plan"}
 
 
 class Validator(NamedTuple):
@@ -286,16 +289,11 @@ def _check_part(hook: str, name: str, part: Any, inner: Any) -> None:
             f"Hook {hook!r} of plugin {name!r} must return a {hook.removeprefix('phyai_')} part; "
             f"got {type(part).__name__} without {', '.join(missing)}. See phyai.types."
         )
-    # Core finds the network behind a wrapper by the attribute ``inner``: without it the tables of
-    # the grid would never be filled and every result would be silently wrong.
-    if (
-        hook == "phyai_denoiser"
-        and _reaches(inner, "prepare_grid")
-        and not _reaches(part, "prepare_grid")
-    ):
+    method = _FOUND_BEHIND.get(hook)
+    if method is not None and _reaches(inner, method) and not _reaches(part, method):
         raise PluginContractError(
-            f"Hook {hook!r} of plugin {name!r} hides prepare_grid() of the wrapped denoiser. Keep "
-            "it in attribute 'inner', or implement prepare_grid(grid)."
+            f"Hook {hook!r} of plugin {name!r} hides {method}() of the wrapped part. Keep it in "
+            f"attribute 'inner', or implement {method}()."
         )
 
 

@@ -27,7 +27,14 @@ class Allocator(Protocol):
 
 @dataclass
 class CacheInputs:
-    """Static copies of ``Prepared.tensors``, padded to the batch bucket."""
+    """Static copies of ``Prepared.tensors``, padded to the batch bucket.
+
+    >>> import torch
+    >>> from phyai.cache import CacheInputs
+    >>> inputs = CacheInputs({"state": torch.zeros(1, 8)})
+    >>> "state" in inputs, inputs.get("known.action.mask")
+    (True, None)
+    """
 
     tensors: dict[str, Tensor]
 
@@ -48,6 +55,15 @@ class Cache:
     ``rows`` is how many of them the current batch uses, ``plan`` what the adapter's conditioning
     computed on the host for this batch (index lists, lengths). Read-only inside the solver loop,
     except for scratch buffers and taps.
+
+    >>> import torch
+    >>> from phyai.memory import Arena
+    >>> from phyai.types import BufferSpec, Key, Prepared
+    >>> spec = {"features": BufferSpec((4,), torch.float32)}
+    >>> cache = Cache("cache1", Key(), 2, spec, Arena("cpu"), torch.device("cpu"))
+    >>> cache.load(Prepared({"state": torch.ones(1, 3)}, 1, Key()))
+    >>> cache["features"].shape, cache.inputs["state"].shape, cache.rows_valid.tolist()
+    (torch.Size([2, 4]), torch.Size([2, 3]), [True, False])
     """
 
     def __init__(

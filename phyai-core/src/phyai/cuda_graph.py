@@ -146,7 +146,16 @@ class CudaGraph:
 
 
 class CudaGraphRegistry:
-    """Captured graphs by key; a key is taken once."""
+    """Captured graphs by key; a key is taken once.
+
+    >>> import torch
+    >>> from phyai.graph import CudaGraph, CudaGraphRegistry
+    >>> graph, graphs = CudaGraph(device="cpu"), CudaGraphRegistry()
+    >>> graph.capture(torch.sin, {"input": torch.zeros(2)})
+    >>> graphs.register(("encode", 2), graph)
+    >>> ("encode", 2) in graphs, len(graphs)
+    (True, 1)
+    """
 
     def __init__(self) -> None:
         self._graphs: dict[Hashable, CudaGraph] = {}

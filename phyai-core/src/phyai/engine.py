@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from phyai import plugins
+from phyai import env, plugins
 from phyai.adapter import Adapter, AdapterArgs
 from phyai.deployment import DeploymentConfig, replica_devices, resolve_mode
 from phyai.engine_config import EngineConfig
-from phyai.engine_core import EngineCore
-from phyai.errors import ConfigError, EngineUnavailableError
+from phyai.engine_core import EngineCore, closed_error
+from phyai.errors import ConfigError
+from phyai.errors import EngineUnavailableError as EngineUnavailableError
 from phyai.manifest import AdapterManifest
 from phyai.services import Progress, no_progress
 
@@ -35,6 +36,9 @@ class EngineArgs:
     """Which plugin to run, with what arguments, how.
 
     config=None starts from ``EngineConfig.auto()``; ``PHYAI_*`` variables override either.
+
+    >>> EngineArgs("my_policy", AdapterArgs()).plugin
+    'my_policy'
     """
 
     plugin: str
@@ -62,9 +66,24 @@ class Engine:
     A request is an Observation (-> ActionChunk), a sequence of them (-> list of ActionChunk) or the
     plugin's own model request (-> model-space tensor).
 
-    >>> args = EngineArgs(plugin_id, plugin_args)                               # doctest: +SKIP
-    >>> with Engine(args) as engine:                                            # doctest: +SKIP
-    ...     chunk = engine.step(observation)
+    >>> import torch
+    >>> from phyai.engine_config import DeviceConfig
+    >>> from phyai.types import Key, Prepared
+    >>> class Falling:
+    ...     prediction = "velocity"
+    ...     def __call__(self, x, step, cache):
+    ...         return {"action": torch.ones_like(x["action"])}
+    >>> class FallingAdapter(Adapter):
+    ...     name = "falling"
+    ...     def prepare(self, request):
+    ...         return Prepared({"noise.action": request}, len(request), Key(num_steps=4))
+    ...     def denoiser(self):
+    ...         return Falling()
+    >>> _ = Engine.register(FallingAdapter)
+    >>> config = EngineConfig(device=DeviceConfig(target="cpu", params_dtype="float32"))
+    >>> with Engine(EngineArgs("falling", AdapterArgs(), config)) as engine:
+    ...     engine.step(torch.zeros(1, 2, 1)).flatten()
+    tensor([-1., -1.])
     """
 
     def __init__(
@@ -82,6 +101,8 @@ class Engine:
             )
         self.args = args
         self.deployment = deployment or DeploymentConfig()
+        for name in env.unknown_names():
+            log.warning("variable %s is read by nothing.%s", name, env.suggestion(name))
         self.config = EngineConfig.from_env(args.config)
         self.mode = resolve_mode(self.deployment, self.config.parallel, os.environ)
         _check_single(self.deployment, self.config)
@@ -115,7 +136,7 @@ class Engine:
         future: Future[Any] = Future()
         with self._wake:
             if self._closed:
-                future.set_exception(_closed_error())
+                future.set_exception(closed_error())
                 return future
             if self._worker is None:
                 self._worker = threading.Thread(
@@ -161,7 +182,7 @@ class Engine:
             self._wake.notify_all()
         for waiting in pending:
             if waiting.future.set_running_or_notify_cancel():
-                waiting.future.set_exception(_closed_error())
+                waiting.future.set_exception(closed_error())
         if self._worker is not None and self._worker is not threading.current_thread():
             self._worker.join()
         self._core.close()
@@ -224,7 +245,7 @@ class Engine:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise _closed_error()
+            raise closed_error()
 
 
 def _serve(
@@ -260,13 +281,6 @@ def _next(
                 waiting.engine._running += 1
                 return waiting
             del waiting
-
-
-def _closed_error() -> EngineUnavailableError:
-    return EngineUnavailableError(
-        "engine must be open to take requests; it is closed. Create a new Engine.",
-        reason="closed",
-    )
 
 
 def _placed(deployment: DeploymentConfig, config: EngineConfig) -> EngineConfig:

@@ -14,16 +14,16 @@ import torch
 from phyai.adapter import Adapter, AdapterArgs
 from phyai.binding import HookBinder
 from phyai.engine_config import EngineConfig, resolve_device
-from phyai.errors import ConfigError, EngineUnavailableError, PhyaiError
+from phyai.errors import CapacityError, ConfigError, EngineUnavailableError
 from phyai.graph import GraphService
 from phyai.kernel_setup import apply_policy, kernel_table
-from phyai.memory import Arena
+from phyai.memory import Arena, is_out_of_memory
 from phyai.plugins import find, load_hook_plugins
 from phyai.runner import Runner
 from phyai.scheduler import Scheduler
 from phyai.services import Progress, Services, no_progress
 from phyai.timers import Profile
-from phyai.types import ActionChunk, Media, Observation
+from phyai.types import ActionChunk, Media, Observation, Prepared
 
 if TYPE_CHECKING:
     from phyai.weights import LoadReport
@@ -67,6 +67,7 @@ class EngineCore:
             )
         self.manifest = record.manifest
         self.config = config
+        _refuse_unbuilt(config)
         self.device: torch.device = resolve_device(config)
         if config.runtime.num_threads is not None:
             torch.set_num_threads(config.runtime.num_threads)
@@ -74,6 +75,8 @@ class EngineCore:
             torch.manual_seed(config.runtime.seed)
         self.lock = threading.Lock()
         self.closed = False
+        self._idle = threading.Condition()
+        self._preparing = 0
         self.load_report: LoadReport | None = None
         self.last_timing: Mapping[str, float] = {}  # of the latest request, also a model request
         self._runner: Runner | None = None
@@ -98,7 +101,7 @@ class EngineCore:
             self.services.kernels.add(rows)
             apply_policy(self.services.kernels, config)
             self._adapter = cls(plugin_args, config, self.services)
-            self.load_report = self._adapter.load()
+            self.load_report = _load(self._adapter)
             self.binder = HookBinder(manager, record, self._adapter, self.services)
             self._notify = {
                 name: self.binder.observers(name)
@@ -130,13 +133,13 @@ class EngineCore:
     @property
     def adapter(self) -> Adapter:
         if self._adapter is None:
-            raise EngineUnavailableError("engine is closed. Create a new Engine.", reason="closed")
+            raise closed_error()
         return self._adapter
 
     @property
     def runner(self) -> Runner:
         if self._runner is None:
-            raise EngineUnavailableError("engine is closed. Create a new Engine.", reason="closed")
+            raise closed_error()
         return self._runner
 
     def step(self, request: Any, *, queued_ms: float = 0.0) -> Any:
@@ -144,16 +147,15 @@ class EngineCore:
         self._notify["phyai_request_started"](RequestInfo(self.plugin))
         started = time.perf_counter()
         rows: int | None = None
+        self.services.profile.timers.reset()
         try:
-            prepared = self.adapter.prepare(request)
+            prepared = self._prepare(request)
             rows = prepared.rows
             prepare_ms = 1e3 * (time.perf_counter() - started)
             waiting = time.perf_counter()
             with self.lock:
                 locked_ms = 1e3 * (time.perf_counter() - waiting)
-                runner = self.runner
-                self.services.profile.timers.reset()
-                result = runner.run(prepared)
+                result = self.runner.run(prepared)
                 timing = {"queue": queued_ms + locked_ms, "prepare": prepare_ms}
                 timing.update(self.services.profile.timers.collect())
             timing["total"] = queued_ms + 1e3 * (time.perf_counter() - started)
@@ -166,14 +168,27 @@ class EngineCore:
         self._notify["phyai_request_finished"](RequestInfo(self.plugin, rows, timing["total"]))
         return _with_timing(request, result, timing, prepared.meta is not None)
 
+    def _prepare(self, request: Any) -> Prepared:
+        """Prepare on the caller's thread, many at a time; ``close`` waits for the last one."""
+        with self._idle:
+            adapter = self.adapter
+            self._preparing += 1
+        try:
+            return adapter.prepare(request)
+        finally:
+            with self._idle:
+                self._preparing -= 1
+                self._idle.notify_all()
+
     def close(self) -> None:
         """Release everything; every step runs, the first error is raised at the end."""
-        with self.lock:
+        with self.lock, self._idle:
             if self.closed:
                 return
             self.closed = True
             runner, adapter = self._runner, self._adapter
             self._runner = self._adapter = None
+            self._idle.wait_for(lambda: self._preparing == 0)
         errors: list[BaseException] = []
         steps: list[Callable[[], Any]] = []
         if runner is not None:
@@ -193,16 +208,42 @@ class EngineCore:
             raise errors[0]
 
 
+def closed_error() -> EngineUnavailableError:
+    """Return the error of a request to an engine that was closed."""
+    return EngineUnavailableError(
+        "engine must be open to take requests; it is closed. Create a new Engine.",
+        reason="closed",
+    )
+
+
 def max_rows(args: AdapterArgs) -> int:
     """Return the adapter's max_batch_size, 1 when it has no such argument."""
     return int(getattr(args, "max_batch_size", 1))
 
 
+def _refuse_unbuilt(config: EngineConfig) -> None:
+    """Raise ConfigError for settings that are understood but have nothing behind them yet."""
+    if config.runtime.debug_tensor_dump_dir is not None:
+        raise ConfigError(
+            "runtime.debug_tensor_dump_dir must be left out in this version, which does not act on "
+            f"it yet; got {config.runtime.debug_tensor_dump_dir!r}."
+        )
+
+
+def _load(adapter: Adapter) -> LoadReport | None:
+    try:
+        return adapter.load()
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise CapacityError(
+            f"weights of plugin {adapter.name!r} must fit the memory of the device; got {error}. "
+            "Check the sizes in the checkpoint's config, or use a larger device."
+        ) from error
+
+
 def _graph_backend(config: EngineConfig, device: torch.device) -> Any:
     backend = config.runtime.graph_backend
-    if config.runtime.debug_tensor_dump_dir is not None:
-        log.warning("tensor dump is on: graphs are off")
-        return "eager"
     if backend == "cuda" and not config.runtime.use_cuda_graph:
         return "eager"
     if backend != "auto":
@@ -223,6 +264,4 @@ def _with_timing(request: Any, result: Any, timing: Mapping[str, float], decoded
         replace(row, timing=dict(timing)) if isinstance(row, (ActionChunk, Media)) else row
         for row in result
     ]
-    if len(rows) == 0:
-        raise PhyaiError("output.decode must return one result per row; got none.")
     return rows[0] if isinstance(request, Observation) else rows

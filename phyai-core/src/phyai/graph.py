@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
@@ -168,6 +169,7 @@ class GraphService:
         self.fallbacks = 0
         self._compile_options = dict(compile_options or {})
         self._regions: OrderedDict[tuple[str, Hashable], Region] = OrderedDict()
+        self._lock = threading.RLock()  # stats are read while another thread runs regions
         self._retired_replays = 0
         self._pool: Any = None
         self._compiler_missing = False
@@ -210,41 +212,46 @@ class GraphService:
         Raises: CudaGraphError after close().
         """
         self._check_open()
-        region = self._regions.get((name, key))
-        if region is not None and region.fn == fn:
-            return region
-        if unsafe and self.backend != "eager":
-            log.warning("region %s runs eagerly: part %s is not capture-safe", name, unsafe)
-        region = Region(self, name, fn, key, unsafe)
-        self._touch(region)
+        with self._lock:
+            region = self._regions.get((name, key))
+            if region is not None and region.fn == fn:
+                return region
+            if unsafe and self.backend != "eager":
+                log.warning("region %s runs eagerly: part %s is not capture-safe", name, unsafe)
+            region = Region(self, name, fn, key, unsafe)
+            self._touch(region)
         return region
 
     def release(self, name: str) -> int:
         """Drop the regions called ``name`` or ``name/...``; return how many."""
-        gone = [
-            r for r in self._regions.values() if r.name == name or r.name.startswith(f"{name}/")
-        ]
-        for region in gone:
-            self._retire(region)
+        with self._lock:
+            gone = [
+                r for r in self._regions.values() if r.name == name or r.name.startswith(f"{name}/")
+            ]
+            for region in gone:
+                self._retire(region)
         return len(gone)
 
     def close(self) -> None:
         """Drop every region; calling one afterwards is an error."""
-        for region in list(self._regions.values()):
-            self._retire(region)
-        self._pool, self._closed = None, True
+        with self._lock:
+            for region in list(self._regions.values()):
+                self._retire(region)
+            self._pool, self._closed = None, True
 
     def report(self) -> list[RegionReport]:
         """Return one row per live region, least recently used first."""
-        return [region.report() for region in self._regions.values()]
+        with self._lock:
+            return [region.report() for region in self._regions.values()]
 
     def stats(self) -> dict[str, Any]:
         """Return counts, memory and the live regions, as plain JSON types."""
-        rows = self.report()
+        with self._lock:
+            rows, retired = self.report(), self._retired_replays
         return {
             "backend": self.backend,
             "captures": self.captures,
-            "replays": self._retired_replays + sum(row.replays for row in rows),
+            "replays": retired + sum(row.replays for row in rows),
             "fallbacks": self.fallbacks,
             "nbytes": sum(row.nbytes for row in rows),
             "regions": [{f: getattr(row, f) for f in RegionReport.__slots__} for row in rows],
@@ -255,20 +262,22 @@ class GraphService:
     def _touch(self, region: Region) -> None:
         """Make the region the most recent one; over the limit the oldest loses its graph."""
         self._check_open()
-        other = self._regions.get((region.name, region.key))
-        if other is not None and other is not region:
-            self._retire(other)
-        self._regions[region.name, region.key] = region
-        self._regions.move_to_end((region.name, region.key))
-        while len(self._regions) > self.limit:
-            self._retire(next(iter(self._regions.values())))
+        with self._lock:
+            other = self._regions.get((region.name, region.key))
+            if other is not None and other is not region:
+                self._retire(other)
+            self._regions[region.name, region.key] = region
+            self._regions.move_to_end((region.name, region.key))
+            while len(self._regions) > self.limit:
+                self._retire(next(iter(self._regions.values())))
 
     def _retire(self, region: Region) -> None:
         """Forget a region and free its graph. Its holder may call it again: captured anew."""
-        self._regions.pop((region.name, region.key), None)
-        self._retired_replays += region.replays
-        region.replays = 0
-        region._drop()
+        with self._lock:
+            self._regions.pop((region.name, region.key), None)
+            self._retired_replays += region.replays
+            region.replays = 0
+            region._drop()
 
     def _compile(self, fn: Callable[[], object]) -> Callable[[], object]:
         if self._compiler_missing:

@@ -3,6 +3,8 @@
 A plugin marks plain functions with ``@hookimpl`` and declares the arguments it wants, by name.
 Part hooks run at set-up: a plain implementation **replaces** the part (return None to leave it
 alone), a ``@hookimpl(wrapper=True)`` generator **wraps** it: ``inner = yield; return Mine(inner)``.
+A wrapper keeps the wrapped part in attribute ``inner``: core looks there for optional methods
+(``prepare_grid``, ``plan``) and for ``capture_safe = False``.
 Order: ``tryfirst``, then the rest, then ``trylast``; by plugin name among equals. The first
 wrapper is the outermost.
 """

@@ -60,9 +60,14 @@ def resolve(
         raise ConfigError(
             f"{purpose} {source!r} must have one revision; got also {revision!r}. Drop one."
         )
-    return _download(
-        match["id"], revision or match["revision"], allow, progress, purpose, endpoint, cache_dir
-    )
+    chosen = revision or match["revision"]
+    # Git allows neither in a name; in the cache's paths they would lead out of it.
+    if chosen and (".." in chosen or chosen.startswith("/")):
+        raise CheckpointNotFound(
+            f"revision of {purpose} {match['id']!r} must be a branch, tag or commit; got "
+            f"{chosen!r}. Correct it."
+        )
+    return _download(match["id"], chosen, allow, progress, purpose, endpoint, cache_dir)
 
 
 def _download(

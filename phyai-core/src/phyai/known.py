@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from phyai.errors import PluginContractError
 from phyai.types import Denoiser, Prediction, Step
 
 if TYPE_CHECKING:
@@ -23,10 +24,21 @@ def value_name(leaf: str) -> str:
 
 
 def known_part(cache: Cache, leaf: str) -> tuple[Tensor, Tensor] | None:
-    """Return (mask bool, value) of a leaf, both of its shape; None when nothing is known."""
+    """Return (mask bool, value) of a leaf, both of its shape; None when nothing is known.
+
+    Raises: PluginContractError when only one of the two was prepared.
+    """
     mask = cache.inputs.get(mask_name(leaf))
     value = cache.inputs.get(value_name(leaf))
-    return None if mask is None or value is None else (mask, value)
+    if mask is None and value is None:
+        return None
+    if mask is None or value is None:
+        absent = mask_name(leaf) if mask is None else value_name(leaf)
+        raise PluginContractError(
+            f"known part of leaf {leaf!r} must have mask and value; got no {absent!r}. "
+            "Put both into Prepared.tensors."
+        )
+    return mask, value
 
 
 def impose(x: Tensors, cache: Cache) -> Tensors:
@@ -43,6 +55,18 @@ class Hold:
     """Wraps a denoiser so that known elements do not move.
 
     velocity: 0; clean: the value; noise: x itself (noise = data = x gives velocity 0).
+
+    >>> from types import SimpleNamespace
+    >>> from phyai.cache import CacheInputs
+    >>> class One:
+    ...     prediction = "velocity"
+    ...     def __call__(self, x, step, cache):
+    ...         return {leaf: torch.ones_like(tensor) for leaf, tensor in x.items()}
+    >>> known = {"known.action.mask": torch.tensor([[True, False]])}
+    >>> known["known.action.value"] = torch.zeros(1, 2)
+    >>> cache = SimpleNamespace(inputs=CacheInputs(known))
+    >>> Hold(One())({"action": torch.zeros(1, 2)}, None, cache)
+    {'action': tensor([[0., 1.]])}
     """
 
     def __init__(self, inner: Denoiser) -> None:

@@ -22,6 +22,10 @@ class Preset:
     build: ``pkg.mod:func``; ``func(cache_dir: Path, progress) -> dict`` of adapter arguments,
         making whatever files it needs below ``cache_dir``.
     sample: ``pkg.mod:func``; ``func(args: dict) -> Observation`` an example input; "" = none.
+
+    >>> from phyai.manifest import Preset
+    >>> Preset("tiny", "small random weights", build="my_package.presets:tiny").sample
+    ''
     """
 
     name: str
@@ -41,6 +45,11 @@ class AdapterManifest:
     cost: ``pkg.mod:func``; ``func(args) -> CostModel``, see phyai.cost; "" = none.
     capabilities: open dict: kind, action_dim, horizon, cameras, control_hz, parallel, options,
         precisions ({name: aliases}), sessions, ...
+
+    >>> from phyai.manifest import AdapterManifest
+    >>> mine = AdapterManifest("mine", "my policy", "my_package.main:Mine", "my_package.main:Args")
+    >>> AdapterManifest.from_json(mine.to_json()) == mine
+    True
     """
 
     id: str

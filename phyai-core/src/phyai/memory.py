@@ -84,7 +84,7 @@ class Arena:
                     for name, (shape, dtype) in specs.items()
                 }
             except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-                if not _is_out_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
                 raise CapacityError(
                     f"buffers {_names(specs)} need {needed:,} bytes that {self.device} does not "
@@ -138,6 +138,13 @@ class KVCachePool:
 
     Per layer, K and V are [num_slots, page_size, num_kv_heads, head_dim]. A slot index counts
     tokens: page * page_size + offset. Slot 0 takes the writes of padding rows; nobody reads it.
+
+    >>> import torch
+    >>> from phyai.memory import KVCachePool
+    >>> pool = KVCachePool(2, 16, 1, 8, torch.float32, "cpu")
+    >>> keys, values = pool.kv_buffer(0)
+    >>> keys.shape
+    torch.Size([16, 1, 1, 8])
     """
 
     def __init__(
@@ -270,6 +277,7 @@ def _below(name: str, prefix: str) -> bool:
     return prefix in ("", name) or prefix[-1] in "/." or name[len(prefix)] in "/."
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an allocator raised ``error``; torch has no type of its own for the CPU's."""
     typed = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return typed or "not enough memory" in str(error) or "can't allocate" in str(error)

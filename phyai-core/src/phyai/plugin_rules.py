@@ -49,6 +49,7 @@ ADAPTER_METHODS = (
     "update_weights",
     "refresh",
     "dump_targets",
+    "expects",
     "close",
 )
 

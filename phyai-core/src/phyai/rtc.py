@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from phyai.errors import RequestError
+from phyai.errors import PluginContractError, RequestError
 from phyai.timers import Recorder
 from phyai.types import Denoiser, Prediction, Step
 
@@ -69,11 +69,29 @@ class GuidedRTC:
 
     Inputs (made in ``prepare``): ``rtc.w`` [B, T], ``rtc.prev`` [B, T, A], ``rtc.max`` [B];
     rows of zeros in w mean off. Known elements are left alone.
+    Raises: PluginContractError when ``inner`` predicts anything but velocity.
+
+    >>> from types import SimpleNamespace
+    >>> from phyai.cache import CacheInputs
+    >>> class Still:
+    ...     prediction = "velocity"
+    ...     def __call__(self, x, step, cache):
+    ...         return {leaf: torch.zeros_like(tensor) for leaf, tensor in x.items()}
+    >>> inputs = {"rtc.w": torch.tensor([[1.0, 0.0]]), "rtc.prev": torch.ones(1, 2, 1)}
+    >>> cache = SimpleNamespace(inputs=CacheInputs({**inputs, "rtc.max": torch.tensor([5.0])}))
+    >>> guided = GuidedRTC(Still(), Recorder())
+    >>> guided({"action": torch.zeros(1, 2, 1)}, Step(0, 1.0, -1.0), cache)["action"].flatten()
+    tensor([-5.,  0.])
     """
 
     prediction: Prediction = "velocity"
 
     def __init__(self, inner: Denoiser, recorder: Recorder) -> None:
+        if inner.prediction != "velocity":
+            raise PluginContractError(
+                f"guided RTC needs a velocity; got a denoiser that predicts {inner.prediction!r}. "
+                "Wrap it with phyai.solver.to_velocity."
+            )
         self.inner, self.recorder = inner, recorder
 
     def __call__(self, x: Tensors, step: Step, cache: Cache) -> Tensors:

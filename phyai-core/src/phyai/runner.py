@@ -9,18 +9,34 @@ the plugin manager while a request runs.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 
 from phyai.cache import Cache
-from phyai.errors import ActionRejected, CapacityError, ConfigError, PluginContractError
+from phyai.errors import (
+    ActionRejected,
+    CapacityError,
+    ConfigError,
+    PluginContractError,
+    RequestError,
+)
 from phyai.known import Hold, impose
 from phyai.rtc import GuidedRTC
 from phyai.scheduler import Scheduler
-from phyai.types import ActionChunk, Denoiser, Grid, Key, Prediction, Prepared, Solver, Step
+from phyai.types import (
+    ActionChunk,
+    BufferSpec,
+    Denoiser,
+    Grid,
+    Key,
+    Prediction,
+    Prepared,
+    Solver,
+    Step,
+)
 
 if TYPE_CHECKING:
     from phyai.adapter import Adapter
@@ -53,16 +69,21 @@ class Runner:
         self.max_live_caches = max_live_caches
         self._bound: OrderedDict[tuple[Key, int], _Bound] = OrderedDict()
         self._names = 0
-        if self.network.prediction not in self.solver.accepts:
+        _check_prediction(self.solver, self.network, adapter.name)
+        unit = getattr(adapter, "graph_unit", "loop")
+        if unit != "loop":
             raise PluginContractError(
-                f"solver {type(self.solver).__name__} accepts "
-                f"{', '.join(sorted(self.solver.accepts))}; the denoiser of {adapter.name!r} "
-                f"predicts {self.network.prediction!r}. Wrap it with phyai.solver.to_velocity or "
-                "choose another solver."
+                f"graph_unit of adapter {adapter.name!r} must be 'loop' in this version; got "
+                f"{unit!r}. Leave it out."
             )
 
     def run(self, batch: Prepared) -> Any:
         """Return one result per row (Observations) or the model-space tensors (model request)."""
+        if any(name is not None for name in batch.session_ids or ()):
+            raise RequestError(
+                "session_id must be left out in this version, which keeps no sessions; got "
+                f"{batch.session_ids!r}. Send it without."
+            )
         stage = self.services.profile.stage
         place = (batch.key, self.scheduler.batch_bucket(batch.rows))
         with torch.no_grad():
@@ -179,17 +200,12 @@ class _Bound:
 
     def __init__(self, runner: Runner, key: Key, bucket: int, name: str) -> None:
         self.runner, self.key = runner, key
-        services = runner.services
-        if key.branches != ("cond",):
-            raise ConfigError(
-                f"guidance branches must be ('cond',) in this version; got {key.branches!r}. "
-                "Set guidance_scale to 1."
-            )
+        services, spec = runner.services, runner.spec(key)
+        _refuse_unbuilt(key, spec, runner.adapter.name)
         self.grid = runner.solver.grid(key)
         self.predict = self._compose(key)
-        self.cache = Cache(
-            name, key, bucket, runner.spec(key), services.memory, services.device, "cond"
-        )
+        _check_prediction(runner.solver, self.predict, runner.adapter.name)
+        self.cache = Cache(name, key, bucket, spec, services.memory, services.device, "cond")
         try:
             _each(self.predict, "prepare_grid", self.grid)
         except BaseException:
@@ -201,8 +217,7 @@ class _Bound:
 
     def load(self, batch: Prepared) -> None:
         self.cache.load(batch)
-        plan = getattr(self.runner.conditioning, "plan", None)
-        if plan is not None:
+        if (plan := _outermost(self.runner.conditioning, "plan")) is not None:
             plan(self.cache, batch)
         if not self.x:
             self._allocate_x()
@@ -289,8 +304,39 @@ def _capture_safe(part: Any) -> bool:
 
 def _each(predict: Denoiser, method: str, grid: Grid) -> None:
     """Call the outermost part that has ``method`` (prepare_grid, release_grid) with the grid."""
-    for part in _chain(predict):
-        call = getattr(part, method, None)
-        if call is not None:
-            call(grid)
-            return
+    if (call := _outermost(predict, method)) is not None:
+        call(grid)
+
+
+def _outermost(part: Any, method: str) -> Callable[..., Any] | None:
+    """Return ``method`` of a part, or of the first part inside it that has it."""
+    found = (getattr(p, method, None) for p in _chain(part))
+    return next((call for call in found if call is not None), None)
+
+
+def _check_prediction(solver: Solver, denoiser: Denoiser, adapter: str) -> None:
+    if denoiser.prediction not in solver.accepts:
+        raise PluginContractError(
+            f"solver {type(solver).__name__} accepts {', '.join(sorted(solver.accepts))}; the "
+            f"denoiser of {adapter!r} predicts {denoiser.prediction!r}. Wrap it with "
+            "phyai.solver.to_velocity or choose another solver."
+        )
+
+
+def _refuse_unbuilt(key: Key, spec: Mapping[str, BufferSpec], adapter: str) -> None:
+    """Raise for what the contract knows but nothing acts on yet: a wrong result is worse."""
+    if key.branches != ("cond",):
+        raise ConfigError(
+            f"guidance branches must be ('cond',) in this version; got {key.branches!r}. "
+            "Set guidance_scale to 1."
+        )
+    if key.rollout:
+        raise ConfigError(
+            "key.rollout must be False in this version, which records no rollouts; got True."
+        )
+    kept = sorted(name for name, wanted in spec.items() if wanted.session)
+    if kept:
+        raise PluginContractError(
+            f"cache buffers of adapter {adapter!r} must not be session buffers in this version, "
+            f"which keeps no sessions; got {', '.join(kept)}."
+        )

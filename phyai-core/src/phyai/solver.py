@@ -66,7 +66,11 @@ class Euler:
 
 
 class Direct:
-    """One call at sigma 1 that predicts the data itself (regression policies, trackers)."""
+    """One call at sigma 1 that predicts the data itself (regression policies, trackers).
+
+    >>> [step.sigma for step in Direct().grid(Key())]
+    [1.0]
+    """
 
     accepts: frozenset[Prediction] = frozenset({"clean"})
 
@@ -93,6 +97,13 @@ class ToVelocity:
     """Presents a clean- or noise-predicting denoiser as a velocity.
 
     clean: v = (x - data) / sigma.  noise: v = (noise - x) / (1 - sigma), undefined at sigma 1.
+
+    >>> class Zero:
+    ...     prediction = "clean"
+    ...     def __call__(self, x, step, cache):
+    ...         return {leaf: 0.0 for leaf in x}
+    >>> ToVelocity(Zero())({"action": 2.0}, Step(0, 0.5, -0.5), None)
+    {'action': 4.0}
     """
 
     prediction: Prediction = "velocity"

@@ -15,6 +15,7 @@ from torch import Tensor
 class Timers:
     """Wall milliseconds per stage of the current request, and running totals of work done.
 
+    Stages belong to the thread that runs them: a request is prepared while another one computes.
     A stage inside another one is called "outer/inner". Repeated stages add up. On CUDA the device
     is synchronised at both ends of a stage, except while a graph records.
     A stage inside a compiled region does nothing: only the region as a whole can be timed.
@@ -32,9 +33,8 @@ class Timers:
     ) -> None:
         self.device = torch.device(device)
         self.counters: Counter[str] = counters if counters is not None else Counter()
-        self._ms: dict[str, float] = {}
         self._lock = threading.Lock()
-        self._open = threading.local()
+        self._mine = threading.local()
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         """Return a context that adds its wall time to the stage."""
@@ -43,20 +43,18 @@ class Timers:
         return self._timed(name)
 
     def collect(self) -> dict[str, float]:
-        """Return the milliseconds per stage since the last collect or reset, and start afresh."""
-        with self._lock:
-            done, self._ms = self._ms, {}
+        """Return this thread's milliseconds per stage since the last collect or reset."""
+        done: dict[str, float] = self._mine.__dict__.pop("ms", {})
         return done
 
     def reset(self) -> None:
-        """Forget what was measured."""
-        with self._lock:
-            self._ms = {}
+        """Forget what this thread measured."""
+        self.collect()
 
     @property
     def current(self) -> str:
         """The path of the innermost stage open in this thread; "" outside every stage."""
-        stack: list[str] = self._open.__dict__.get("stack", [])
+        stack: list[str] = self._mine.__dict__.get("stack", [])
         return stack[-1] if stack else ""
 
     def count(self, name: str, n: int = 1) -> None:
@@ -70,11 +68,11 @@ class Timers:
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
-        stack: list[str] = self._open.__dict__.setdefault("stack", [])
+        stack: list[str] = self._mine.__dict__.setdefault("stack", [])
         path = f"{stack[-1]}/{name}" if stack else name
         stack.append(path)
-        with self._lock:
-            self._ms.setdefault(path, 0.0)  # a stage stands before those inside it
+        totals: dict[str, float] = self._mine.__dict__.setdefault("ms", {})
+        totals.setdefault(path, 0.0)  # a stage stands before those inside it
         self._synchronize()
         started = time.perf_counter()
         try:
@@ -83,8 +81,7 @@ class Timers:
             self._synchronize()
             ms = 1e3 * (time.perf_counter() - started)
             stack.pop()
-            with self._lock:
-                self._ms[path] = self._ms.get(path, 0.0) + ms
+            totals[path] = totals.get(path, 0.0) + ms
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():

@@ -33,7 +33,14 @@ class RTCOptions:
         with space="robot" absolute robot units, which ``prepare`` re-expresses against the current
         state (needed by relative-action policies).
     inference_delay: control periods that will pass before the new chunk arrives (d >= 0).
-    execution_horizon: rows of the left-over that guide; None = the checkpoint's setting.
+    execution_horizon: rows of the left-over that guide.  schedule: how their weight falls, see
+        ``phyai.rtc.prefix_weights``.  max_guidance_weight: limit of the pull.  mode: ``guided`` or
+        ``trained``.  None, each: the checkpoint's setting.
+
+    >>> from phyai.types import RTCOptions
+    >>> rest = [[0.1, 0.2], [0.3, 0.4]]
+    >>> RTCOptions(rest, inference_delay=1).with_chunk(rest[1:]).prev_chunk
+    [[0.3, 0.4]]
     """
 
     prev_chunk: Any
@@ -89,6 +96,12 @@ class ActionChunk:
     model_actions: float32 [H, A_model] model space; what RTC needs of the next request.
     control_hz: commands per second the actions were trained for; None when unknown.
     timing: milliseconds per stage.
+
+    >>> import numpy as np
+    >>> from phyai.types import ActionChunk
+    >>> rows = np.zeros((3, 2), np.float32)
+    >>> ActionChunk(rows, ("x", "y"), np.ones(3, bool), model_actions=rows, control_hz=20.0).horizon
+    3
     """
 
     actions: np.ndarray
@@ -107,7 +120,16 @@ class ActionChunk:
 
 @dataclass(frozen=True)
 class Media:
-    """A generated video, image or sound of one row."""
+    """A generated video, image or sound of one row.
+
+    data: video uint8 [frames, height, width, 3], image uint8 [height, width, 3], sound float32
+        [samples, channels].  rate: frames or samples per second.
+
+    >>> import numpy as np
+    >>> from phyai.types import Media
+    >>> Media("image", np.zeros((2, 2, 3), np.uint8)).kind
+    'image'
+    """
 
     kind: Literal["video", "image", "sound"]
     data: np.ndarray
@@ -126,6 +148,10 @@ class Key:
     buckets: (name, size) pairs, such as (("cameras", 3), ("tokens", 48)).
     extra: anything else an adapter's control flow depends on. Lengths, masks, embodiment ids,
     guidance scales and noise are data and never part of a key.
+
+    >>> from phyai.types import Key
+    >>> Key(num_steps=10, buckets=(("cameras", 3), ("tokens", 48))).bucket("tokens")
+    48
     """
 
     num_steps: int = 1
@@ -147,9 +173,14 @@ class Prepared:
     """A validated request, ready for the device.
 
     tensors: name -> CPU tensor whose first dim is ``rows``. Reserved names: ``noise.<leaf>``,
-        ``known.<leaf>.mask|value``, ``rtc.w`` [B, T], ``rtc.prev`` [B, T, A].
+        ``known.<leaf>.mask|value``, ``rtc.w`` [B, T], ``rtc.prev`` [B, T, A], ``rtc.max`` [B].
     meta: one host object per row for ``Output.decode``; None for a model request, whose result
         is the model-space tensor.
+
+    >>> import torch
+    >>> from phyai.types import Key, Prepared
+    >>> Prepared({"noise.action": torch.zeros(1, 50, 32)}, rows=1, key=Key(num_steps=10)).rows
+    1
     """
 
     tensors: Mapping[str, Tensor]
@@ -171,6 +202,11 @@ class Step:
         are looked up by it.
     position: int64 [1] device tensor holding ``index`` when the step is itself a graph input
         (unit ``step``); None in a loop graph, where the index is a constant.
+
+    >>> import torch
+    >>> from phyai.types import Step
+    >>> Step(index=1, sigma=0.5, dt=-0.5, grid=(1.0, 0.5)).row(torch.tensor([[1.0], [2.0]]))
+    tensor([2.])
     """
 
     index: int
@@ -197,7 +233,13 @@ class BufferSpec:
     """One named static buffer of a Cache.
 
     shape excludes the row dim when ``rows`` is True.  zero: cleared by ``Cache.reset``.
-    scratch: may be written inside the solver loop.  session: one row per session, see SessionStore.
+    scratch: may be written inside the solver loop.  session: one row per session; no engine keeps
+        sessions yet.
+
+    >>> import torch
+    >>> from phyai.types import BufferSpec
+    >>> BufferSpec((968, 1, 256), torch.bfloat16).shape
+    (968, 1, 256)
     """
 
     shape: tuple[int, ...]
@@ -215,8 +257,12 @@ CacheSpec: TypeAlias = Callable[[Key], Mapping[str, BufferSpec]]
 class Denoiser(Protocol):
     """The bare network: what it predicts for x at one noise level.
 
-    Optional methods: ``prepare_grid(grid)`` (re)writes per-step tables in place, at a grid's first
-    use and after a weight update; ``release_grid(grid)`` says no live cache uses the grid any more.
+    Optional methods: ``prepare_grid(grid)`` writes per-step tables for each live cache of a grid
+    (several may share one) and, in place, after ``Adapter.refresh``; ``release_grid(grid)`` says no
+    live cache uses the grid any more.
+    Optional attributes: ``approximate`` (False): left out of rollouts; ``capture_safe`` (True):
+    False keeps the region eager; ``inner``: what a wrapper wraps. Core calls an optional method on
+    the outermost part that has it, so a wrapper with one of its own passes the call on.
     """
 
     prediction: Prediction
@@ -228,7 +274,12 @@ class Denoiser(Protocol):
 
 @runtime_checkable
 class Conditioning(Protocol):
-    """Fills the cache from its inputs, once per branch per request."""
+    """Fills the cache from its inputs, once per branch per request.
+
+    Optional method ``plan(cache, batch)``: host work of a batch that a captured region cannot do,
+    such as index lists; called after the inputs are loaded, outside every region. A wrapper keeps
+    the wrapped part in attribute ``inner``, where core finds it.
+    """
 
     def encode(self, cache: Cache) -> None:
         """Read ``cache.inputs``, write prefix K/V and friends. Runs inside a captured region."""

@@ -18,6 +18,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except SystemExit as done:
+        if isinstance(done.__context__, BrokenPipeError):  # rich and click end it with code 1
+            _drop_stdout()
+            return console.BROKEN_PIPE
         return done.code if isinstance(done.code, int) else int(done.code is not None)
     except BaseException as error:
         if isinstance(error, BrokenPipeError):

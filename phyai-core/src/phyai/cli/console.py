@@ -7,11 +7,13 @@ Exit codes: 0 done, 1 it went wrong, 2 a wrong option, setting or input of the c
 from __future__ import annotations
 
 import math
+import os
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -100,6 +102,19 @@ def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
     return Console(stderr=stderr, highlight=False)
+
+
+def check_writable(option: str, path: Path) -> None:
+    """Raise ConfigError unless ``path`` can be written or made, before anything is computed."""
+    place = path
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    fits = place.is_dir() or place == path
+    if not fits or not os.access(place, os.W_OK):
+        raise ConfigError(
+            f"{option} must name a place to write to; got {str(path)!r}, and {str(place)!r} is "
+            f"{'not writable' if fits else 'a file'}. Choose another place."
+        )
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -83,21 +83,14 @@ def merge(
 
 
 def needs(expected: Mapping[str, Any], manifest: AdapterManifest) -> str:
-    """Return the sentences that tell a user what this checkpoint, or else its plugin, takes."""
-    capabilities = manifest.capabilities
+    """Return the sentence that tells a user what this checkpoint, or else its plugin, takes."""
     parts = []
-    cameras = expected.get("cameras") or capabilities.get("cameras")
+    cameras = expected.get("cameras") or manifest.capabilities.get("cameras")
     if cameras:
         shown = " ".join(f"--image {name}=FILE" for name in cameras)
         parts.append(f"{shown} (cameras may be left out, not all)")
     if expected.get("state_dim"):
         parts.append(f"--state with {expected['state_dim']} numbers")
-    if expected.get("prompt", True):
+    if expected.get("prompt"):
         parts.append('--prompt "..."')
-    facts = {
-        name: capabilities[name]
-        for name in ("kind", "action_dim", "horizon", "control_hz")
-        if capabilities.get(name) is not None
-    }
-    known = ", ".join(f"{name} {value}" for name, value in facts.items())
-    return f"This checkpoint takes {', '.join(parts)}." + (f" Plugin: {known}." if known else "")
+    return f"It takes {', '.join(parts)}." if parts else ""

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phyai.cli import console
 from phyai.errors import ConfigError, MissingDependency, did_you_mean
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def check_plot(path: Path) -> None:
             f"--plot must end with {', '.join(SUFFIXES)}; got {str(path)!r}."
             + did_you_mean(path.suffix, SUFFIXES)
         )
+    console.check_writable("--plot", path)
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phyai.cli import console
 from phyai.config_mapping import export, to_mapping
 from phyai.config_yaml import dump_yaml
 from phyai.errors import ConfigError
@@ -30,6 +31,7 @@ def check_folder(folder: Path, *, force: bool) -> None:
             f"--record must name a new, an empty or a record folder; got {str(folder)!r}, which "
             "holds other files. Choose another one, or write into it with --force."
         )
+    console.check_writable("--record", folder)
 
 
 def is_record(folder: Path) -> bool:

@@ -109,6 +109,8 @@ def run(
             options=options,
         )
         outcome = _execute(setup, request, repeat, show_header=not json)
+        if not json:  # before what may still go wrong
+            run_report.print_result(outcome)
         if plot is not None:
             plots.plot_chunk(_chunk(outcome, "--plot"), plot, run_report.describe(outcome))
         data = run_report.as_json(outcome) if json or record is not None else {}
@@ -126,7 +128,6 @@ def run(
     if json:
         console.print_json(data)
         return
-    run_report.print_result(outcome)
     for what, path in (("picture", plot), ("record", record)):
         if path is not None:
             print(f"{what}: {path}")
@@ -171,9 +172,10 @@ def _execute(setup: Setup, request: Observation, repeat: int, *, show_header: bo
             parameters=run_report.count_parameters(engine),
             device=str(engine.core.device),
             dtype=setup.precision or _dtype(engine),
+            expects=engine.adapter.expects(),
         )
         if show_header:
-            run_report.print_header(outcome)
+            run_report.print_header(outcome, request)
         timings: list[Mapping[str, float]] = []
         result: Any = None
         try:
@@ -183,9 +185,8 @@ def _execute(setup: Setup, request: Observation, repeat: int, *, show_header: bo
                     result = engine.step(request)
                     timings.append(result.timing)
         except RequestError as error:
-            raise RequestError(
-                f"{error} {needs(engine.adapter.expects(), setup.manifest)}"
-            ) from error
+            hint = needs(engine.adapter.expects(), setup.manifest)
+            raise RequestError(f"{error} {hint}".rstrip()) from error
     return replace(outcome, result=result, timings=tuple(timings))
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+import numpy
+
 from phyai.cli import console
-from phyai.types import ActionChunk
+from phyai.types import ActionChunk, Observation
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,6 +37,7 @@ class Outcome:
     parameters: int
     device: str
     dtype: str
+    expects: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def timing(self) -> dict[str, float]:
@@ -120,8 +124,8 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
 # ---------------------------------------------------------------- tables
 
 
-def print_header(outcome: Outcome) -> None:
-    """Print what is being run."""
+def print_header(outcome: Outcome, request: Observation) -> None:
+    """Print what is being run, and on what."""
     from rich.table import Table
     from rich.text import Text
 
@@ -137,15 +141,46 @@ def print_header(outcome: Outcome) -> None:
         revision = getattr(setup.args, "revision", None)
         rows.append(("checkpoint", f"{setup.checkpoint}{f' at {revision}' if revision else ''}"))
     rows += [("device", outcome.device), ("dtype", outcome.dtype)]
-    if hasattr(setup.args, "tokenizer"):
-        rows.append(("tokenizer", str(setup.args.tokenizer or "of the checkpoint")))
-    size = f"{outcome.parameters / 1e6:,.1f} million" if outcome.parameters else "unknown"
-    rows.append(("parameters", f"{size}, ready in {outcome.load_s:.2f} s"))
+    if tokenizer := outcome.expects.get("tokenizer"):
+        rows.append(
+            ("tokenizer", _below(str(tokenizer), getattr(setup.args, "checkpoint_dir", None)))
+        )
+    size = f"{outcome.parameters / 1e6:,.1f} million, " if outcome.parameters else ""
+    rows.append(("parameters", f"{size}ready in {outcome.load_s:.2f} s"))
+    rows += _inputs(request, outcome.expects.get("cameras") or ())
     if outcome.seed is not None:
         rows.append(("seed", str(outcome.seed)))
     for name, value in rows:
         grid.add_row(name, Text(value))
     console.console().print(grid)
+
+
+def _below(path: str, folder: Any) -> str:
+    """Return ``path``, short when it lies in the checkpoint's folder."""
+    if folder is not None and Path(path).is_relative_to(folder):
+        return f"{Path(path).relative_to(folder)} of the checkpoint"
+    return path
+
+
+def _inputs(request: Observation, cameras: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the header's rows on the observation; cameras left out are named."""
+    views = [f"{name} {_size(image)}".rstrip() for name, image in request.images.items()]
+    views += [f"{name} left out" for name in cameras if name not in request.images]
+    rows = [("cameras", ", ".join(views))] if views else []
+    if request.state is not None:
+        rows.append(("state", f"{math.prod(numpy.shape(request.state))} values"))
+    if request.prompt:
+        rows.append(("prompt", request.prompt))
+    return rows
+
+
+def _size(image: Any) -> str:
+    """Return width x height of [height, width, 3] or [3, height, width]."""
+    shape = numpy.shape(image)
+    if len(shape) != 3:
+        return ""
+    height, width = shape[:2] if shape[2] == 3 else shape[1:]
+    return f"{width} x {height}"
 
 
 def print_result(outcome: Outcome) -> None:
@@ -217,7 +252,8 @@ def _print_chunk(screen: Console, chunk: ActionChunk) -> None:
         table.add_row(Text(name), *unit, *(f"{value:.4g}" for value in values))
     screen.print(table)
     rate = f" at {chunk.control_hz:g} Hz" if chunk.control_hz else ""
-    rest = f"; steps 0 to {shown - 1} shown, all with --json" if shown < chunk.horizon else ""
+    which = "step 0" if shown == 1 else f"steps 0 to {shown - 1}"
+    rest = f"; {which} shown, all with --json" if shown < chunk.horizon else ""
     print(f"{chunk.horizon} steps of {chunk.actions.shape[1]} actions{rate}{rest}")
 
 

@@ -165,7 +165,7 @@ def _read_config(file: Path) -> dict[str, Any]:
         data = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"file {file} must be readable JSON; got {error}.") from error
     return data if isinstance(data, dict) else {}
 

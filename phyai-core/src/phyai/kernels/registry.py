@@ -90,6 +90,9 @@ class KernelTable:
 
     rows: None for the built-in catalogue.  force: op -> name of the row to use, no fallback.
     context: dotted facts that hold for the process, see ``facts.process_facts``.
+
+    >>> from phyai.kernels import KernelTable
+    >>> silu = KernelTable().select("silu", device="cpu", dtype="float32")
     """
 
     def __init__(

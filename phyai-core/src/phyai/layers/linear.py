@@ -16,6 +16,12 @@ class Linear(nn.Module):
 
     names: checkpoint prefixes, ``<name>.weight`` [out_i, in] (and ``<name>.bias``); their rows are
     stacked in order. Shapes: x [..., in] of the weight's dtype -> [..., sum(out)].
+
+    >>> import torch
+    >>> from phyai.kernels import KernelTable
+    >>> at = Placement(KernelTable(), torch.device("cpu"), torch.float32)
+    >>> Linear(["q_proj", "k_proj"], 8, [8, 4], at)(torch.zeros(2, 8)).shape
+    torch.Size([2, 12])
     """
 
     def __init__(

@@ -10,7 +10,16 @@ from phyai.weights import claim
 
 
 class RMSNorm(nn.Module):
-    """y = x / rms(x) * (offset + w), statistics and product in float32, cast back to x's dtype."""
+    """y = x / rms(x) * (offset + w), statistics and product in float32, cast back to x's dtype.
+
+    Shapes: x [..., width] -> the same.
+
+    >>> from phyai.kernels import KernelTable
+    >>> at = Placement(KernelTable(), torch.device("cpu"), torch.bfloat16)
+    >>> norm = RMSNorm("final_norm", 8, 1e-6, at)
+    >>> norm.weight.dtype, norm(torch.zeros(2, 8, dtype=torch.bfloat16)).dtype
+    (torch.float32, torch.bfloat16)
+    """
 
     def __init__(
         self, name: str, width: int, eps: float, at: Placement, *, offset: float = 1.0
@@ -26,7 +35,15 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Ordinary LayerNorm with weight and bias, parameters in the placement's dtype."""
+    """Ordinary LayerNorm with weight and bias, parameters in the placement's dtype.
+
+    Shapes: x [..., width] -> the same.
+
+    >>> from phyai.kernels import KernelTable
+    >>> at = Placement(KernelTable(), torch.device("cpu"), torch.float32)
+    >>> LayerNorm("ln", 8, 1e-6, at)(torch.zeros(2, 8)).shape
+    torch.Size([2, 8])
+    """
 
     def __init__(self, name: str, width: int, eps: float, at: Placement) -> None:
         super().__init__()

@@ -19,6 +19,10 @@ class Placement:
     rounding: ``official`` keeps the rounding points of the official implementations in low
     precision, ``free`` lets a kernel keep more bits between them.
     role: the part of the model, such as ``vision``; kernel policies may ask for it.
+
+    >>> at = Placement(KernelTable(), torch.device("cpu"), torch.bfloat16)
+    >>> at.with_dtype(torch.float32).parameter(2, 3).dtype
+    torch.float32
     """
 
     kernels: KernelTable

@@ -17,7 +17,11 @@ from phyai.weights import claim
 
 @dataclass(frozen=True, slots=True)
 class VisionConfig:
-    """Sizes of a VisionTower; names as in Hugging Face vision configs."""
+    """Sizes of a VisionTower; names as in Hugging Face vision configs.
+
+    >>> VisionConfig(32, 2, 4, 64, patch_size=14, image_size=28).num_patches
+    4
+    """
 
     hidden_size: int
     num_hidden_layers: int
@@ -41,7 +45,15 @@ class VisionConfig:
 
 
 class VisionLayer(nn.Module):
-    """x += Attn(LN1(x)); x += MLP(LN2(x)), tanh-approximated GELU, no mask."""
+    """x += Attn(LN1(x)); x += MLP(LN2(x)), tanh-approximated GELU, no mask.
+
+    Shapes: x [N, patches, width] -> the same.
+
+    >>> from phyai.kernels import KernelTable
+    >>> at = Placement(KernelTable(), torch.device("cpu"), torch.float32)
+    >>> VisionLayer("layers.0", VisionConfig(32, 2, 4, 64, 14, 28), at)(torch.zeros(1, 4, 32)).shape
+    torch.Size([1, 4, 32])
+    """
 
     def __init__(self, name: str, config: VisionConfig, at: Placement) -> None:
         super().__init__()
@@ -83,6 +95,12 @@ class VisionTower(nn.Module):
 
     Patch convolution and position table stay float32 in every precision; activations are cast to
     the placement's dtype right after them.
+
+    >>> from phyai.kernels import KernelTable
+    >>> at = Placement(KernelTable(), torch.device("cpu"), torch.float32)
+    >>> tower = VisionTower("vision", VisionConfig(32, 2, 4, 64, 14, 28), at)
+    >>> tower(torch.zeros(1, 3, 28, 28)).shape
+    torch.Size([1, 4, 32])
     """
 
     def __init__(self, name: str, config: VisionConfig, at: Placement) -> None:

@@ -92,7 +92,14 @@ class AdapterConfig:
                 base=str(raw.get("base_model_name_or_path") or ""),
                 base_revision=None if revision is None else str(revision),
             )
-        except (OSError, ValueError, TypeError, AttributeError, re.error) as error:
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+            re.error,
+        ) as error:
             raise CheckpointError(
                 f"file {path} must be a valid adapter config; got {error}. Export it again."
             ) from error

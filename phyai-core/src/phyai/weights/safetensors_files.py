@@ -243,7 +243,7 @@ def _entry(file: Path, name: str, entry: Any, base: int) -> tuple[TensorInfo, in
         sane = all(type(n) is int and n >= 0 for n in numbers) and begin <= stop
     except (TypeError, KeyError, ValueError) as error:
         raise _corrupt(file, f"an incomplete entry for tensor {name!r}") from error
-    if not sane or dtype not in DTYPE_BITS:
+    if not sane or not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         raise _corrupt(file, f"a nonsensical entry for tensor {name!r}: {entry!r}")
     info = TensorInfo(dtype, shape, str(file), base + begin)
     if info.nbytes != stop - begin:

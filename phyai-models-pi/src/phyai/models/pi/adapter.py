@@ -58,7 +58,7 @@ class PiArgs(AdapterArgs):
         config's sizes.  config: overrides the checkpoint's own.
     precision: fp32, bf16_lerobot or bf16_openpi (``bf16``); None = from the engine's params_dtype
         and vision_params_dtype.
-    tokenizer: path of tokenizer.json or tokenizer.model, or a hub id.
+    tokenizer: path of tokenizer.json or tokenizer.model, or of a folder with one.
     processor_dir, norm_stats, asset_id: where the statistics are, when not beside the weights.
     robot: libero, droid or aloha input/output contract.  openpi_config: name of an openpi train
         config whose inference settings to take.
@@ -164,12 +164,6 @@ class PiAdapter(Adapter):
         weights.check_model()
         if args.config is None:
             self.pi = weights.fit_state(self.pi)
-        rounding = self.precision.rounding_on(services.device)
-        at = Placement(services.kernels, services.device, self.precision.stack, rounding)
-        self.prefix = Prefix(self.pi, self.precision, at, services.profile)
-        self.network = self.denoiser_cls(self.pi, self.precision, at, services.profile)
-        self.modules = nn.ModuleDict({"prefix": self.prefix, "expert": self.network})
-        report = weights.load_into(self.modules, services.progress)
         self.processor = Processor.from_checkpoint(
             folder,
             self.pi,
@@ -186,6 +180,12 @@ class PiAdapter(Adapter):
             default_prompt=args.default_prompt,
             overlong=args.overlong,
         )
+        rounding = self.precision.rounding_on(services.device)
+        at = Placement(services.kernels, services.device, self.precision.stack, rounding)
+        self.prefix = Prefix(self.pi, self.precision, at, services.profile)
+        self.network = self.denoiser_cls(self.pi, self.precision, at, services.profile)
+        self.modules = nn.ModuleDict({"prefix": self.prefix, "expert": self.network})
+        report = weights.load_into(self.modules, services.progress)
         for warning in self.processor.warnings:
             log.warning("plugin %s: %s", self.name, warning)
         return report
@@ -205,6 +205,7 @@ class PiAdapter(Adapter):
             "cameras": processor.camera_names,
             "state_dim": processor.state_dim if processor.needs_state else None,
             "prompt": processor.settings.default_prompt is None,
+            "tokenizer": processor.tokenizer_source.label,
         }
 
     # ------------------------------------------------------------ a request

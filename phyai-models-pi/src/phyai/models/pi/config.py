@@ -29,6 +29,17 @@ FEATURE_TYPES = ("ACTION", "STATE", "VISUAL")
 IMAGE_PREFIX = "observation.images."
 BASE_CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
 TOKENIZER_MAX_LENGTH: Mapping[str, int] = MappingProxyType({"pi0": 48, "pi05": 200})
+# Far above any released checkpoint: a file that asks for more is broken, or means harm.
+MAX_CAMERAS = 64
+LIMITS: Mapping[str, int] = MappingProxyType(
+    {
+        "chunk_size": 4096,
+        "max_state_dim": 4096,
+        "max_action_dim": 4096,
+        "num_inference_steps": 200,
+        "tokenizer_max_length": 8192,
+    }
+)
 _STATE_ACTION_MODE = {"pi0": "MEAN_STD", "pi05": "QUANTILES"}
 
 
@@ -246,6 +257,11 @@ class PiConfig:
             "min_period",
             "max_period",
         )
+        for name, most in LIMITS.items():
+            if getattr(self, name) > most:
+                raise ConfigError(
+                    f"{name} must be at most {most}; got {getattr(self, name)}. Correct {name}."
+                )
         self._check_relations()
         self._check_cameras()
         for kind, mode in mapping.items():
@@ -292,6 +308,10 @@ class PiConfig:
     def _check_cameras(self) -> None:
         if not self.cameras:
             raise ConfigError("cameras must name at least one camera; got none. Name the cameras.")
+        if len(self.cameras) > MAX_CAMERAS:
+            raise ConfigError(
+                f"cameras must be at most {MAX_CAMERAS}; got {len(self.cameras)}. Name fewer."
+            )
         names = self.camera_names
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -17,6 +18,7 @@ from phyai.models.pi.config import (
     BASE_CAMERAS,
     GEMMA_VARIANTS,
     IMAGE_PREFIX,
+    MAX_CAMERAS,
     MODELS,
     GemmaConfig,
     Model,
@@ -47,7 +49,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
             f"{path.name} must exist in the checkpoint folder; {str(path.parent)!r} has none. "
             "Check the path."
         ) from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{path} must be a readable JSON file; got {error}. Download it again."
         ) from error
@@ -81,6 +83,8 @@ class Fields:
         value = self.data.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(name, "a number")
+        if not abs(value) < math.inf:  # Python's JSON has NaN and Infinity
+            raise self._wrong(name, "a finite number")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
@@ -155,13 +159,14 @@ def _architecture(
 ) -> tuple[SiglipConfig, GemmaConfig, GemmaConfig]:
     text = _variant(fields, "paligemma_variant", _DEFAULT_TEXT_VARIANT)
     expert = _variant(fields, "action_expert_variant", _DEFAULT_EXPERT_VARIANT)
-    vision = SiglipConfig(image_size=resolution[0])
     path = folder / "arch.json"
     if not path.exists():
-        return vision, text, expert
+        return SiglipConfig(image_size=resolution[0]), text, expert
     arch = Fields(read_json_object(path), "arch.json")
+    # One step: the config's resolution need not fit the released patch size.
+    vision = {"image_size": resolution[0], **(arch.mapping("vision_config") or {})}
     return (
-        _sizes(SiglipConfig, vision, arch.mapping("vision_config"), "arch.json vision_config"),
+        _sizes(SiglipConfig, SiglipConfig(), vision, "arch.json vision_config"),
         _sizes(GemmaConfig, text, arch.mapping("text_config"), "arch.json text_config"),
         _sizes(GemmaConfig, expert, arch.mapping("expert_config"), "arch.json expert_config"),
     )
@@ -247,6 +252,11 @@ def _read_lerobot(folder: Path, data: Mapping[str, Any], model: Model) -> PiConf
     outputs = fields.mapping("output_features") or {}
     cameras = list(_features_of(inputs, "VISUAL", "input_features"))
     empty = fields.integer("empty_cameras", 0)
+    if empty > MAX_CAMERAS:
+        raise CheckpointError(
+            f"config.json: field 'empty_cameras' must be at most {MAX_CAMERAS}; got {empty}. "
+            "Correct the file."
+        )
     for index in range(empty):
         # Files saved after construction already list the empty cameras.
         key = f"{IMAGE_PREFIX}empty_camera_{index}"

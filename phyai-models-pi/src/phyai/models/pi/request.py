@@ -10,11 +10,12 @@ from torch import Tensor
 
 from phyai.adapter import is_integer
 from phyai.errors import RequestError
-from phyai.models.pi.config import PiConfig
+from phyai.models.pi.config import LIMITS, PiConfig
+from phyai.models.pi.host_tensor import host_tensor
 from phyai.models.pi.rtc_inputs import rtc_inputs
 from phyai.types import Key, Prepared, RTCOptions
 
-MAX_STEPS = 200
+MAX_STEPS = LIMITS["num_inference_steps"]
 """Tables over steps take about 0.5 MB per step at the released size."""
 
 
@@ -98,13 +99,7 @@ def checked(
 
     dtype float32 accepts any floating type; int64 any integer type; bool only bool.
     """
-    if not isinstance(value, Tensor):
-        try:
-            value = torch.as_tensor(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise RequestError(
-                f"{name} must be a tensor or array; got {type(value).__name__}."
-            ) from error
+    value = host_tensor(name, value)
     fits = value.ndim == len(shape) and all(
         want is None or want == got for want, got in zip(shape, value.shape, strict=True)
     )
@@ -123,7 +118,7 @@ def checked(
             f"{name} must be {str(dtype).removeprefix('torch.')}; "
             f"got {str(value.dtype).removeprefix('torch.')}."
         )
-    out: Tensor = value.detach().to("cpu", dtype)
+    out: Tensor = value.to(dtype)
     if out.is_floating_point() and not bool(torch.isfinite(out).all()):
         raise RequestError(f"{name} must be finite; got NaN or infinity. Check the sender.")
     return out

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from phyai.adapter import is_integer
 from phyai.errors import RequestError
 from phyai.models.pi.config import PiConfig, RTCConfig
+from phyai.models.pi.host_tensor import host_tensor
 from phyai.rtc import prefix_weights
 from phyai.types import RTCOptions
 
@@ -116,10 +118,7 @@ def rtc_per_row(
 
 
 def _numbers(value: Any) -> Tensor:
-    try:
-        return torch.as_tensor(value, dtype=torch.float32).cpu()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise RequestError("rtc prev_chunk must be an array [T, A] of numbers.") from error
+    return host_tensor("rtc prev_chunk", value).to(torch.float32)
 
 
 def _mode(config: PiConfig, row: RTCOptions) -> Mode:
@@ -137,9 +136,10 @@ def _mode(config: PiConfig, row: RTCOptions) -> Mode:
 def left_over(row: RTCOptions) -> Tensor:
     """Return the checked left-over of a row: finite float32 [T, A] with T >= 1."""
     chunk = _numbers(row.prev_chunk)
-    if chunk.ndim != 2 or not len(chunk):
+    if chunk.ndim != 2 or not chunk.numel():
         raise RequestError(
-            f"rtc prev_chunk expected shape [T, A] with T >= 1; got {list(chunk.shape)}."
+            "rtc prev_chunk expected shape [T, A] with T >= 1 and A >= 1; got "
+            f"{list(chunk.shape)}. Leave rtc out when nothing is left."
         )
     if not bool(torch.isfinite(chunk).all()):
         raise RequestError("rtc prev_chunk must be finite; got NaN or infinity.")
@@ -182,6 +182,7 @@ def _count(name: str, value: Any, default: int, least: int) -> int:
 def _max_weight(value: Any, default: float) -> float:
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+    number = is_integer(value) or isinstance(value, (float, np.floating))
+    if not number or not 0 < value < math.inf:
         raise RequestError(f"rtc max_guidance_weight must be a finite number > 0; got {value!r}.")
     return float(value)

@@ -75,5 +75,6 @@ class PI0Denoiser(PiDenoiser):
         hidden = self.expert(embs, cache, self.actions)
         assert hidden is not None
         self.record_step("suffix_hidden", step, hidden, cache)
-        self.profile.recorder.put("steps.time", torch.tensor(step.sigma))
+        if self.profile.recorder.active:
+            self.profile.recorder.put("steps.time", torch.tensor(step.sigma))
         return {"action": self.action_out(hidden)}

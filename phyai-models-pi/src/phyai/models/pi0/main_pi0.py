@@ -20,14 +20,26 @@ PI0Config = PiConfig
 
 @dataclass
 class PI0Args(PiArgs):
-    """Arguments of plugin ``pi0``; see PiArgs."""
+    """Arguments of plugin ``pi0``; see PiArgs.
+
+    >>> from phyai.models.pi0 import PI0Args
+    >>> PI0Args(checkpoint_dir="org/name", precision="fp32").precision
+    'fp32'
+    """
 
     vision_params_dtype: torch.dtype | None = torch.float32
 
 
 @dataclass(frozen=True)
 class PI0Request(PiRequest):
-    """Preprocessed inputs of pi0. state: float [B, max_state_dim], normalised and zero padded."""
+    """Preprocessed inputs of pi0. state: float [B, max_state_dim], normalised and zero padded.
+
+    >>> import torch
+    >>> from phyai.models.pi0 import PI0Request
+    >>> pixels, ids = torch.zeros(1, 3, 3, 224, 224), torch.ones(1, 48, dtype=torch.int64)
+    >>> PI0Request(pixels, ids, torch.tensor([12]), state=torch.zeros(1, 32)).state.shape
+    torch.Size([1, 32])
+    """
 
     state: Tensor | None = None
 

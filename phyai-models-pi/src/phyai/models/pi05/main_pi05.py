@@ -15,12 +15,24 @@ PI05Config = PiConfig
 
 @dataclass
 class PI05Args(PiArgs):
-    """Arguments of plugin ``pi05``; see PiArgs."""
+    """Arguments of plugin ``pi05``; see PiArgs.
+
+    >>> from phyai.models.pi05 import PI05Args
+    >>> PI05Args(checkpoint_dir="org/name", precision="bf16", max_batch_size=4).max_batch_size
+    4
+    """
 
 
 @dataclass(frozen=True)
 class PI05Request(PiRequest):
-    """Preprocessed inputs of pi0.5; the state is part of the prompt tokens. See PiRequest."""
+    """Preprocessed inputs of pi0.5; the state is part of the prompt tokens. See PiRequest.
+
+    >>> import torch
+    >>> from phyai.models.pi05 import PI05Request
+    >>> pixels, ids = torch.zeros(1, 3, 3, 224, 224), torch.ones(1, 200, dtype=torch.int64)
+    >>> PI05Request(pixels, ids, lang_lens=torch.tensor([12]), num_steps=10).num_steps
+    10
+    """
 
 
 class PI05Adapter(PiAdapter):

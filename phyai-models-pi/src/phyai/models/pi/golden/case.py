@@ -12,6 +12,7 @@ from torch import Tensor
 
 from phyai.errors import CheckpointError
 from phyai.models.pi.adapter import PiAdapter, PiArgs, PiRequest
+from phyai.models.pi.config import PiConfig
 from phyai.types import RTCOptions
 
 Kind = Literal["base", "bf16", "policy", "e2e", "rtc_guided", "rtc_trained", "rl"]
@@ -122,10 +123,16 @@ _KINDS: dict[Kind, Sign] = {
 
 
 def case_args(case: Case, precision: str, **changes: Any) -> PiArgs:
-    """Return the adapter arguments that load the set's checkpoint."""
+    """Return the adapter arguments that load the set's checkpoint and fit the case's batch."""
     args_cls = cast(type[PiArgs], case.adapter.args_cls)
+    rows, noise, images = 16, case.tensors.get("in.noise"), case.tensors.get("in.images")
+    if noise is not None:
+        rows = max(rows, noise.shape[0])
+    config = PiConfig.from_folder(case.root, case.adapter.model)
+    if images is not None and images.shape[1] > len(config.cameras):
+        changes["inputs_image_shape"] = [list(images.shape[2:])] * images.shape[1]
     return args_cls(
-        checkpoint_dir=str(case.root), max_batch_size=16, precision=precision, **changes
+        checkpoint_dir=str(case.root), max_batch_size=rows, precision=precision, **changes
     )
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from phyai.errors import RequestError
+from phyai.models.pi.host_tensor import host_tensor
 
 Interpolation = Literal["lerobot", "openpi"]
 
@@ -91,10 +92,8 @@ def float_to_uint8(image: NDArray[Any]) -> NDArray[np.uint8]:
 
 def _as_array(image: Any, camera: str) -> NDArray[Any]:
     if isinstance(image, Tensor):
-        image = image.detach().cpu()
-        if image.dtype == torch.bfloat16:
-            image = image.float()
-        return np.asarray(image)
+        image = host_tensor(f"image of camera {camera!r}", image)
+        return np.asarray(image.float() if image.is_floating_point() else image)
     try:
         array = np.asarray(image)
     except Exception as error:
@@ -138,7 +137,8 @@ def check_image(image: Any, camera: str, *, allow_uint8_chw: bool = False) -> ND
         )
     if not floating:
         return array
-    array = array.astype(np.float32, copy=False)
+    with np.errstate(over="ignore"):  # an overflow is infinite, which is refused below
+        array = array.astype(np.float32, copy=False)
     low, high = float(array.min()), float(array.max())
     if not (np.isfinite(low) and np.isfinite(high)):
         raise RequestError(

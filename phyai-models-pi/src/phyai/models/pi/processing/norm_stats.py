@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
 
 from phyai.errors import CheckpointError, CheckpointNotFound, ConfigError
 from phyai.models.pi.config_files import read_json_object
@@ -66,12 +66,20 @@ def _from_tensors(file: Path) -> Stats:
     for key, tensor in tensors.items():
         feature, _, name = key.rpartition(".")
         if feature and name in _USED:
-            stats.setdefault(feature, {})[name] = _vector(tensor, key, file.name)
+            # By way of torch: numpy has no bfloat16.
+            stats.setdefault(feature, {})[name] = _vector(tensor.double(), key, file.name)
     return _even(stats, file.name)
 
 
 def _even(stats: Stats, where: str) -> Stats:
     """Return the statistics, after checking that those of a feature have one shape."""
+    for feature in (STATE, ACTION):
+        for name, array in stats.get(feature, {}).items():
+            if array.ndim != 1 or not array.size:
+                raise CheckpointError(
+                    f"{where}: statistic {name} of {feature!r} must be a list of numbers, one per "
+                    f"value; got shape {list(array.shape)}. Compute it again."
+                )
     for feature, table in stats.items():
         if len({array.shape for array in table.values()}) > 1:
             lengths = ", ".join(f"{name} {list(a.shape)}" for name, a in sorted(table.items()))

@@ -6,6 +6,7 @@ way back. A processor is immutable and keeps nothing of a request, so threads ca
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from phyai.errors import RequestError, did_you_mean
 from phyai.models.pi.config import PiConfig
+from phyai.models.pi.host_tensor import host_tensor
 from phyai.models.pi.processing.images import check_image, missing_image, model_image
 from phyai.models.pi.processing.normalize import to_absolute, to_relative
 from phyai.models.pi.processing.processor_setup import (
@@ -32,6 +34,7 @@ from phyai.models.pi.processing.tokenizer import Overlong, PromptTokenizer
 from phyai.types import Observation
 
 Array = NDArray[Any]
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +72,7 @@ class Processor:
     ) -> None:
         self.config = config
         self.settings = settings
-        self._tokenizer_source = tokenizer
+        self.tokenizer_source = tokenizer
         self._tokenizer: PromptTokenizer | None = None
         self._tokenizer_lock = threading.Lock()
         self._slots = camera_slots(config, settings)
@@ -183,7 +186,7 @@ class Processor:
             with self._tokenizer_lock:
                 loaded = self._tokenizer
                 if loaded is None:
-                    loaded = self._tokenizer_source.load()
+                    loaded = self.tokenizer_source.load()
                     self._tokenizer = loaded
         return loaded
 
@@ -209,6 +212,12 @@ class Processor:
         tokens, length = self.tokenizer.encode(
             parts, self.max_length, overlong=self.settings.overlong
         )
+        vocab = self.config.text.vocab_size
+        if not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab:
+            raise RequestError(
+                f"prompt tokens must be in [0, {vocab}); got up to {int(tokens.max())} from "
+                f"{self.tokenizer.source}. Pass the tokenizer of this checkpoint."
+            )
         return PiRow(
             images=images,
             image_mask=mask,
@@ -283,7 +292,8 @@ class Processor:
                 )
             return None
         if isinstance(state, Tensor):
-            state = state.detach().cpu().float()
+            state = host_tensor("state", state)
+            state = state.double() if state.is_floating_point() else state
         try:
             array = np.asarray(state)
             if array.dtype.kind not in "fiu":
@@ -331,6 +341,11 @@ class Processor:
             raise RequestError(
                 f"prompt must be a string; got {type(prompt).__name__}. Send the task as text."
             )
+        if prompt is not None and not prompt.isascii() and _LONE_SURROGATE.search(prompt):
+            raise RequestError(
+                "prompt must be valid Unicode text; got a lone surrogate. Decode it with the "
+                "right encoding."
+            )
         if prompt is None or not prompt.strip():
             if self.settings.default_prompt is None:
                 raise RequestError(
@@ -359,7 +374,8 @@ class Processor:
             actions = to_absolute(actions, self._anchor(row), mask)
         if settings.robot is not None:
             actions = settings.robot.from_model(actions)
-        return np.ascontiguousarray(actions[..., : self.action_dim], dtype=np.float32)
+        # A copy even where nothing is converted: the caller may clamp it in place.
+        return np.array(actions[..., : self.action_dim], dtype=np.float32, order="C")
 
     def model_space(self, actions: Any, row: PiRow) -> NDArray[np.float32]:
         """Return robot commands in model space, relative to the row's state; inverse of actions.

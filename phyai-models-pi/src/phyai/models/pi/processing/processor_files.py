@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from phyai.errors import CheckpointError, did_you_mean
+from phyai.models.pi.config import LIMITS
 from phyai.models.pi.config_files import Fields, read_json_object
 from phyai.models.pi.processing.norm_stats import Stats, load_stats
 from phyai.models.pi.processing.tokenizer import DEFAULT_TOKENIZER
@@ -130,6 +131,19 @@ def _norm_step(folder: Path, step: _RawStep) -> NormStep:
     )
 
 
+def _max_length(fields: Fields) -> int | None:
+    """Return the token budget of the tokenizer step; None leaves it to the config."""
+    if fields.data.get("max_length") is None:
+        return None
+    length, most = fields.integer("max_length", 0), LIMITS["tokenizer_max_length"]
+    if not 0 < length <= most:
+        raise CheckpointError(
+            f"{fields.where}: field 'max_length' must be between 1 and {most}; got {length}. "
+            "Correct the file."
+        )
+    return length
+
+
 def read_processor_files(folder: Path) -> ProcessorFiles | None:
     """Return what the processor files in ``folder`` say; None when there are none.
 
@@ -151,7 +165,7 @@ def read_processor_files(folder: Path) -> ProcessorFiles | None:
             table = Fields(fields.mapping("rename_map") or {}, f"{fields.where} rename_map")
             found["rename_map"] = {name: table.string(name, "") for name in table.data}
         elif step.name == "tokenizer_processor":
-            found["max_length"] = fields.integer("max_length", 0) or None
+            found["max_length"] = _max_length(fields)
             name = fields.data.get("tokenizer_name")
             found["tokenizer_name"] = (
                 DEFAULT_TOKENIZER if name is None else fields.string("tokenizer_name", "")

@@ -45,6 +45,11 @@ class TokenizerSource:
     path: Path | None = None
     hub_name: str = DEFAULT_TOKENIZER
 
+    @property
+    def label(self) -> str:
+        """Where it is, for people."""
+        return f"{self.hub_name} (hub)" if self.path is None else str(self.path)
+
     def load(self) -> PromptTokenizer:
         """Return the tokenizer.  Raises: CheckpointError, MissingDependency."""
         if self.path is not None:

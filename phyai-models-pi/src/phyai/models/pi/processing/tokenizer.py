@@ -6,6 +6,7 @@ Truncation and padding stored in a tokenizer.json are switched off: the model's 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from phyai import hub
 from phyai.errors import CheckpointError, CheckpointNotFound, MissingDependency, RequestError
 
 Overlong = Literal["error", "truncate"]
@@ -20,6 +22,8 @@ Overlong = Literal["error", "truncate"]
 DEFAULT_TOKENIZER = "google/paligemma-3b-pt-224"
 BOS_ID = 2
 PAD_ID = 0
+MAX_TOKEN_CHARS = 256
+"""More characters than any token of a text vocabulary stands for."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 
 
@@ -71,22 +75,21 @@ class PromptTokenizer:
     def from_hub(cls, name: str = DEFAULT_TOKENIZER) -> PromptTokenizer:
         """Return the tokenizer of a hub repository, from the local cache when possible.
 
-        Raises: CheckpointError when the file is gated or cannot be reached.
+        Raises: CheckpointError when the files are gated or cannot be reached.
         """
-        from huggingface_hub import hf_hub_download
+        from huggingface_hub import try_to_load_from_cache
 
+        with contextlib.suppress(ValueError):  # not a hub name: resolve() says so
+            cached = try_to_load_from_cache(name, TOKENIZER_FILES[0])
+            if isinstance(cached, str):  # a robot without network must not wait for one
+                return cls.from_path(cached)
         try:
-            file = hf_hub_download(name, TOKENIZER_FILES[0])
-        except Exception as error:
-            # The hub client raises many unrelated types (gated, offline, HTTP, OS); the remedy
-            # is the same for all.
-            raise CheckpointError(
-                f"tokenizer of {name!r} must be readable from the Hugging Face hub; got "
-                f"{type(error).__name__}. Accept its licence on the hub and log in with "
-                "`hf auth login`, or pass a local tokenizer.json or tokenizer.model "
-                "with `--tokenizer PATH`."
+            found = hub.resolve(name, allow=TOKENIZER_FILES, purpose="tokenizer", progress=False)
+        except CheckpointError as error:
+            raise type(error)(
+                f"{error} A local tokenizer.json or tokenizer.model works too: `--tokenizer PATH`."
             ) from error
-        return cls.from_path(file)
+        return cls.from_path(found)
 
     def ids(self, parts: Sequence[str]) -> list[int]:
         """Return BOS and the ids of every part, each part encoded by itself; no EOS."""
@@ -104,6 +107,14 @@ class PromptTokenizer:
         Raises: RequestError when the text needs more than ``max_length`` tokens and ``overlong``
         is "error"; "truncate" keeps the first tokens, as the official processors do.
         """
+        size, most = sum(map(len, parts)), max_length * MAX_TOKEN_CHARS
+        if size > most:  # minutes of tokenising for a text that cannot fit
+            if overlong == "error":
+                raise RequestError(
+                    f"prompt must fit into {max_length} tokens; got {size:,} characters. "
+                    "Shorten it."
+                )
+            parts = [part[:most] for part in parts]
         ids = self.ids(parts)
         if len(ids) > max_length:
             if overlong == "error":
@@ -131,7 +142,13 @@ def _tokenizers_encoder(file: Path) -> Callable[[str], Sequence[int]]:
     tokenizer.no_padding()
 
     def encode(text: str) -> Sequence[int]:
-        ids: Sequence[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        try:
+            ids: Sequence[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        except Exception as error:  # the library raises nothing narrower
+            raise RequestError(
+                f"prompt must be text the tokenizer can encode; got {error}. Reword it, or check "
+                f"{file.name}."
+            ) from error
         return ids
 
     return encode
