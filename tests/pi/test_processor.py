@@ -320,13 +320,13 @@ def test_relative_actions_follow_the_state(tmp_path: Path) -> None:
 
 
 def test_tokenizer_order_and_missing_path(tmp_path: Path) -> None:
-    found = _golden("pi0")._tokenizer_source
+    found = _golden("pi0").tokenizer_source
     assert found.path == GOLDEN / "pi0" / "tokenizer" / "tokenizer.json"
-    assert _golden("pi0", tokenizer=TOKENIZER)._tokenizer_source.path == TOKENIZER
+    assert _golden("pi0", tokenizer=TOKENIZER).tokenizer_source.path == TOKENIZER
     with pytest.raises(CheckpointNotFound, match="--tokenizer"):
         _golden("pi0", tokenizer=tmp_path / "none")
     hub = Processor.from_checkpoint(tmp_path, PiConfig.default("pi0"))
-    assert hub._tokenizer_source == TokenizerSource(hub_name="google/paligemma-3b-pt-224")
+    assert hub.tokenizer_source == TokenizerSource(hub_name="google/paligemma-3b-pt-224")
 
 
 @pytest.mark.parametrize(

@@ -145,14 +145,19 @@ def check_bool(config: object, *names: str) -> None:
             fail(config, name, "must be True or False")
 
 
-def check_int(config: object, *names: str, minimum: int, optional: bool = False) -> None:
-    """Raise ConfigError unless the fields are int (never bool) and >= ``minimum``."""
+def check_int(
+    config: object, *names: str, minimum: int, maximum: int = 2**63 - 1, optional: bool = False
+) -> None:
+    """Raise ConfigError unless the fields are int (never bool) from ``minimum`` to ``maximum``."""
     for name in names:
         value = raw_value(config, name)
         if optional and value is None:
             continue
+        or_none = " or None" if optional else ""
         if type(value) is not int or value < minimum:
-            fail(config, name, f"must be an int >= {minimum}{' or None' if optional else ''}")
+            fail(config, name, f"must be an int >= {minimum}{or_none}")
+        if value > maximum:
+            fail(config, name, f"must be at most {maximum}{or_none}")
 
 
 def check_seconds(

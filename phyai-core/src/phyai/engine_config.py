@@ -49,6 +49,10 @@ _TARGET = re.compile(r"cpu|cuda(:(0|[1-9]\d*))?")
 _FUNCTION = re.compile(r"(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.py):[A-Za-z_]\w*")
 
 
+MAX_THREADS = 4096
+"""Far more than a machine has cores; torch crashes when the system refuses it a thread."""
+
+
 def _help(text: str) -> dict[str, str]:
     return {"help": text}
 
@@ -178,7 +182,8 @@ class RuntimeConfig(Config):
             check_bool(self, "static_shapes")
         check_choice(self, "graph_backend", get_args(GraphBackend))
         check_int(self, "max_live_caches", "flashinfer_workspace_bytes", minimum=1)
-        check_int(self, "memory_budget_bytes", "num_threads", minimum=1, optional=True)
+        check_int(self, "memory_budget_bytes", minimum=1, optional=True)
+        check_int(self, "num_threads", minimum=1, maximum=MAX_THREADS, optional=True)
         check_int(self, "seed", minimum=0, optional=True)
         check_seconds(self, "dist_timeout_s")
         check_choice(self, "flashinfer_prefill_backend", get_args(PrefillBackend), optional=True)
