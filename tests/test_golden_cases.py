@@ -154,6 +154,7 @@ def run_golden(folder: Path | str, cwd: Path = ROOT) -> subprocess.CompletedProc
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_folder_without_cases_fails(tmp_path: Path) -> None:
     result = run_golden(tmp_path)
     assert result.returncode == 1
@@ -169,6 +170,7 @@ def test_unknown_kind_fails_with_relative_folder(tmp_path: Path) -> None:
     assert "2 failed" in result.stdout
 
 
+@pytest.mark.slow
 def test_not_built_kind_is_listed_and_nothing_else_of_the_repository_runs(tmp_path: Path) -> None:
     write_case(tmp_path / "case_a.safetensors", (*PLAIN, "in.step_noise"), kind="pi05")
     result = run_golden(tmp_path)
