@@ -231,6 +231,7 @@ FAULTS: dict[str, Fault] = {
         CheckpointError,
         r"LeRobot 0\.4.*resize_imgs_with_padding, proj_width, num_steps",
     ),
+    "adapter not there": Fault(_put(use_peft=True), CheckpointError, r"adapter_config\.json"),
     "memory variant": Fault(_put(use_visual_memory=True), CheckpointError, r"use_visual_memory"),
     "unknown variant": Fault(_put(paligemma_variant="gemma_9b"), CheckpointError, r"'gemma_9b'"),
     "broken arch": Fault(

@@ -163,6 +163,7 @@ class PiAdapter(Adapter):
         weights = PiWeights(self.model, args, folder)
         weights.check_model()
         if args.config is None:
+            weights.check_adapter(self.pi)
             self.pi = weights.fit_state(self.pi)
         self.processor = Processor.from_checkpoint(
             folder,

@@ -85,6 +85,20 @@ class PiWeights:
                     f"those of {other} (it has {probe!r}). Use --plugin {PLUGINS[other]}."
                 )
 
+    def check_adapter(self, config: PiConfig) -> None:
+        """Raise CheckpointError when the config promises a PEFT adapter that is not there.
+
+        The base weights alone would load, and act as if the fine-tuning had never been.
+        """
+        if not config.use_peft or self.folder is None:
+            return
+        if not (self.folder / "adapter_config.json").is_file():
+            raise CheckpointError(
+                f"checkpoint {self.folder} must hold adapter_config.json and "
+                "adapter_model.safetensors, because its config says use_peft; got neither. Copy "
+                "them beside the config, or set use_peft to false for merged weights."
+            )
+
     def fit_state(self, config: PiConfig) -> PiConfig:
         """Return the config with the state width of the tensors.
 
