@@ -49,6 +49,7 @@ class PrefixPlan:
     positions [N]; slots [N]: K/V slot; q_slots [N]: place in the padded [B, max_len] layout.
     lens [B]: valid prefix length of each row.
     uniform: the length when all rows are equally long and shapes are exact, else None.
+    valid: how many packed tokens, the first ones, are the batch's own; the rest is padding.
     """
 
     images: Tensor
@@ -61,6 +62,7 @@ class PrefixPlan:
     rows: int
     max_len: int
     uniform: int | None
+    valid: int
 
     @property
     def num_tokens(self) -> int:
@@ -75,6 +77,7 @@ def pack_prefix(
     image_mask [b, C] bool; tokens [b, bucket] int64; token_len [b] int64, b <= shape.rows.
     static: pad every list to its bucket and rows to shape.rows.
     """
+    batch = image_mask.shape[0]
     if static and image_mask.shape[0] < shape.rows:
         missing = shape.rows - image_mask.shape[0]
         image_mask = torch.cat([image_mask, image_mask[:1].expand(missing, -1)])
@@ -115,6 +118,7 @@ def pack_prefix(
         rows,
         max_len,
         uniform,
+        sum(lens[:batch]),
     )
     return _padded(plan, shape) if static else plan
 
@@ -137,4 +141,5 @@ def _padded(plan: PrefixPlan, shape: PrefixShape) -> PrefixPlan:
         plan.rows,
         plan.max_len,
         None,
+        plan.valid,
     )

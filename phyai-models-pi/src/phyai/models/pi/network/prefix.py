@@ -114,9 +114,10 @@ class Prefix(nn.Module):
         """Run the language layers on packed embeddings x [N, W], keeping K/V of every layer."""
         plan: PrefixPlan = cache.plan
         recorder = self.profile.recorder
-        recorder.put("prefix.embs", x)
-        recorder.put("prefix.positions", index["positions"])
-        recorder.put("prefix.lens", plan.lens)
+        if recorder.active:
+            recorder.put("prefix.lens", plan.lens[: cache.rows])
+        self._record("prefix.embs", x, plan)
+        self._record("prefix.positions", index["positions"], plan)
         cos, sin = self._rope(
             index["positions"][None],
             self.config.text.head_dim,
@@ -137,8 +138,8 @@ class Prefix(nn.Module):
                 q, k, v = layer.project(n, cos, sin)
             self._kv_write(cache[f"k.{i}"].flatten(0, 1), index["slots"], k[0])
             self._kv_write(cache[f"v.{i}"].flatten(0, 1), index["slots"], v[0])
-            recorder.put(f"prefix.k.{i}", k[0])
-            recorder.put(f"prefix.v.{i}", v[0])
+            self._record(f"prefix.k.{i}", k[0], plan)
+            self._record(f"prefix.v.{i}", v[0], plan)
             self.profile.count(f"prefix_rows.layer{i}.kv", k.shape[1])
             if only_kv:
                 return
@@ -146,7 +147,7 @@ class Prefix(nn.Module):
             x = layer.finish(
                 x, self._attend(cache, i, q[0], index["q_slots"], plan)[None], None, None
             )
-        recorder.put("prefix.last_hidden", self.norm(x)[0][0])
+        self._record("prefix.last_hidden", self.norm(x)[0][0], plan)
 
     def _embed(self, cache: Cache, index: Mapping[str, Tensor]) -> Tensor:
         """Return packed prefix embeddings [N, W]: image features unscaled, text times sqrt(W)."""
@@ -178,6 +179,14 @@ class Prefix(nn.Module):
         mixed: Tensor = self._masked(rows, k, v, self.scale, key_mask=mask).flatten(0, 1)
         # the sentinel entry of a static plan reads row 0 again; nobody uses it
         return mixed.index_select(0, q_slots.clamp(max=mixed.shape[0] - 1))
+
+    def _record(self, name: str, packed: Tensor, plan: PrefixPlan) -> None:
+        """Put a packed tensor's valid tokens into the recorder.
+
+        ``plan.valid`` is read only while somebody listens: a traced region must not depend on it.
+        """
+        if self.profile.recorder.active:
+            self.profile.recorder.put(name, packed[: plan.valid])
 
     @staticmethod
     def _list(cache: Cache, name: str) -> Tensor:
