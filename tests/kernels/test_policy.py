@@ -103,7 +103,7 @@ def test_quantised_restriction_beside_an_attention_rule(tmp_path: Path) -> None:
     made.add(
         [
             row("linear", "humming.gemm.w8a16", predicate=lambda f: f["quant.input"] == "none"),
-            row("linear", "humming.gemm.int8_a8", priority=OPTIMIZED),
+            row("linear", "humming.gemm.int8_a8", priority=OPTIMIZED, formats=("", "int8:int8")),
             row(paged, "torch.attention_paged", reference=True, priority=0),
             row(paged, "flashinfer.attention_paged", priority=OPTIMIZED),
             row(paged, "flashinfer.attention_paged.fa2"),

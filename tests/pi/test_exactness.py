@@ -251,22 +251,22 @@ def test_no_image_and_no_token_too_many(model: str, case: str, engines: dict[str
 
 @pytest.mark.parametrize("model", MODELS)
 def test_last_prefix_layer_projects_keys_and_values_only(
-    model: str, engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch
+    model: str, engines: dict[str, Engine]
 ) -> None:
     adapter = engines[model].adapter
     assert isinstance(adapter, PiAdapter)
     last = adapter.prefix.layers[-1]
     assert isinstance(last, DecoderLayer)
     widths: list[tuple[int, int]] = []
-    linear = last.qkv._linear
 
-    def spy(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        widths.append((x.shape[-2], weight.shape[0]))
-        out: Tensor = linear(x, weight, bias)
-        return out
+    def spy(module: nn.Module, args: tuple[Tensor], out: Tensor) -> None:
+        widths.append((out.shape[-2], out.shape[-1]))
 
-    monkeypatch.setattr(last.qkv, "_linear", spy)
-    engines[model].step(random_request(model, [[True, False]], [5], pad_to=9))
+    with ExitStack() as stack:
+        for part in last.children():
+            if isinstance(part, Linear):
+                stack.enter_context(part.register_forward_hook(spy))
+        engines[model].step(random_request(model, [[True, False]], [5], pad_to=9))
     assert widths == [(PATCHES + 5, 2 * last.kv_size)]
 
 
@@ -350,7 +350,13 @@ def test_projections_with_one_input_are_one_matrix(model: str, engines: dict[str
     for stack, root in ((pi.text, "prefix.layers"), (pi.expert, "expert.expert.layers")):
         heads = (stack.num_attention_heads + 2 * stack.num_key_value_heads) * stack.head_dim
         for layer in range(LAYERS):
-            assert shapes[f"{root}.{layer}.qkv.weight"] == (heads, stack.hidden_size)
+            # where only K/V may be wanted, q stands alone
+            parts = [shapes[f"{root}.{layer}.qkv.weight"]]
+            if f"{root}.{layer}.kv.weight" in shapes:
+                assert layer == LAYERS - 1
+                parts.append(shapes[f"{root}.{layer}.kv.weight"])
+            assert sum(rows for rows, _ in parts) == heads
+            assert {columns for _, columns in parts} == {stack.hidden_size}
             assert shapes[f"{root}.{layer}.gate_up.weight"] == (
                 2 * stack.intermediate_size,
                 stack.hidden_size,

@@ -113,9 +113,11 @@ class Seen:
 
     def _hook(self, name: str) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
-            first = result[0] if isinstance(result, tuple) else result
-            if args and isinstance(args[0], Tensor):
-                self.into[name] = args[0].dtype
+            # a norm takes a Stream (x, what is still to be added) and gives x, n and a gate
+            first = result[-2] if isinstance(result, tuple) else result
+            given = args[0][0] if args and isinstance(args[0], tuple) else args and args[0]
+            if isinstance(given, Tensor):
+                self.into[name] = given.dtype
             if isinstance(first, Tensor):
                 self.out[name] = first.dtype
 

@@ -6,15 +6,16 @@ from phyai.kernels.autotune import Autotuner, Candidate
 from phyai.kernels.catalogue import CATALOGUE
 from phyai.kernels.policy import KernelPolicy, load_policy, parse_policy
 from phyai.kernels.reference import MASK_VALUE
-from phyai.kernels.registry import (
+from phyai.kernels.registry import KernelTable
+from phyai.kernels.rows import (
     FLOATS,
     GENERAL,
     OPTIMIZED,
     REFERENCE,
     SPECIALIZED,
     Choice,
+    Kernel,
     KernelRow,
-    KernelTable,
     Predicate,
 )
 
@@ -29,6 +30,7 @@ __all__ = [
     "Autotuner",
     "Candidate",
     "Choice",
+    "Kernel",
     "KernelPolicy",
     "KernelRow",
     "KernelTable",

@@ -12,23 +12,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from phyai.errors import ConfigError
 from phyai.kernels.policy import fingerprint
+from phyai.kernels.rows import Kernel, KernelRow
 from phyai.kernels.samples import Sample, sample
-
-if TYPE_CHECKING:
-    from phyai.kernels.registry import KernelRow
 
 log = logging.getLogger("phyai")
 
 CACHE_VERSION = 1
 _WARM_UP, _MIN_RUNS, _BUDGET_S = 2, 5, 0.02
 
-Fit = tuple["KernelRow", Callable[..., Any]]
+Fit = tuple[KernelRow, Callable[..., Any]]
 
 
 @dataclass(frozen=True)
@@ -120,8 +118,10 @@ class Autotuner:
             return {}
         costs: dict[str, float | str] = {}
         for row, fn in fits:
-            candidate = Candidate(str(facts["op"]), row.name, fn, facts, made)
             try:
+                candidate = Candidate(
+                    str(facts["op"]), row.name, fn, facts, _packed(row, fn, facts, made)
+                )
                 cost = (self._benchmark or seconds)(candidate)
             except Exception as error:  # a row that cannot run these sizes is no candidate
                 costs[row.name] = f"measuring it failed: {type(error).__name__}: {error}"
@@ -133,6 +133,17 @@ class Autotuner:
                 )
             costs[row.name] = float(cost)
         return costs
+
+
+def _packed(
+    row: KernelRow, fn: Callable[..., Any], facts: Mapping[str, Any], made: Sample | None
+) -> Sample | None:
+    """Return the sample with its weight laid out as the row wants it."""
+    pack = Kernel(fn, row).pack
+    if pack is None or made is None:
+        return made
+    x, weight, *rest = made.args
+    return Sample((x, pack(weight, str(facts.get("epilogue", "none"))), *rest), made.kwargs)
 
 
 def _verdict(costs: Mapping[str, float | str]) -> Measured:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from phyai.kernels import cpu, reference
-from phyai.kernels.registry import FLOATS, GENERAL, REFERENCE, KernelRow
+from phyai.kernels import cpu, onednn, reference
+from phyai.kernels.rows import FLOATS, GENERAL, OPTIMIZED, REFERENCE, KernelRow
 from phyai.kernels.triton_rows import TRITON_ROWS
 
 _TORCH_OPS = (
@@ -40,6 +40,27 @@ def _reference_row(op: str) -> KernelRow:
 
 CATALOGUE: tuple[KernelRow, ...] = (
     *(_reference_row(op) for op in _TORCH_OPS),
+    KernelRow(
+        "linear",
+        "onednn.linear",
+        onednn.linear,
+        devices=("cpu",),
+        dtypes=("float32", "bfloat16"),
+        predicate=onednn.fits,
+        priority=OPTIMIZED,
+        pack=onednn.pack,
+    ),
+    KernelRow(
+        "linear",
+        "onednn.linear_fused",
+        onednn.linear,
+        devices=("cpu",),
+        dtypes=("float32", "bfloat16"),
+        predicate=onednn.fits_fused,
+        priority=OPTIMIZED + 1,
+        pack=onednn.pack,
+        epilogues=("none", "gelu_tanh"),
+    ),
     KernelRow(
         "linear",
         "upcast.linear",

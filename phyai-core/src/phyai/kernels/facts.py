@@ -24,7 +24,7 @@ _SHAPES = (
     "rows", "in_features", "out_features", "width", "head_dim", "heads", "kv_heads", "queries",
     "keys", "batch", "tokens",
 )  # fmt: skip
-_ATTRS = ("activation", "bias", "capture", "epilogue", "gated", "masked", "rounding")
+_ATTRS = ("activation", "bias", "capture", "epilogue", "gated", "masked", "packed", "rounding")
 _LIBRARIES = {
     "torch": "torch",
     "triton": "triton",

@@ -22,7 +22,7 @@ from phyai.kernels.policy_match import Matcher, parse_match
 from phyai.kernels.policy_quant import QuantPlan, parse_quantization
 
 if TYPE_CHECKING:
-    from phyai.kernels.registry import KernelRow
+    from phyai.kernels.rows import KernelRow
 
 SCHEMA = "phyai.kernel/v1"
 SCHEMAS = (SCHEMA, "v1", "1", 1)

@@ -8,81 +8,18 @@ imported when the row is chosen. A row whose import fails is refused like one th
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from phyai.errors import ConfigError, KernelUnavailable, did_you_mean
 from phyai.kernels.facts import FACTS, dotted
 from phyai.kernels.policy import BoundPolicy, KernelPolicy, fingerprint
+from phyai.kernels.rows import Choice, Facts, Kernel, KernelRow, fitting, origin, shown
 
 if TYPE_CHECKING:
     import torch
 
     from phyai.kernels.autotune import Autotuner
-
-Facts: TypeAlias = Mapping[str, Any]
-"""What a predicate sees: op, device ("cpu"), dtype ("float32"), rounding, capture, and the rest."""
-
-Predicate: TypeAlias = Callable[[Facts], "bool | str"]
-"""True: the row fits. False, or a sentence that says why not: it does not."""
-
-REFERENCE, GENERAL, OPTIMIZED, SPECIALIZED = 0, 100, 200, 300
-"""Usual priorities; the fitting row with the highest one wins, the earlier row at a tie."""
-
-FLOATS = ("float32", "bfloat16", "float16")
-
-
-@dataclass(frozen=True, slots=True)
-class KernelRow:
-    """One implementation of one op.
-
-    fn: the callable, or ``"package.module:function"`` to import it only when chosen.
-    devices, dtypes: names it runs on; ``("*",)`` for any.
-    reference: the eager truth of the op; each op has exactly one.
-    capture_safe: may run while a graph is being captured.
-    params: keyword arguments of fn that a policy may set.
-    facts: dotted facts (``attrs.beam``) that callers of the op pass, besides core's own.
-
-    >>> from phyai.kernels import KernelRow, KernelTable
-    >>> table = KernelTable()
-    >>> table.add([KernelRow("silu", "mine.silu", lambda x: x / (1 + (-x).exp()), priority=50)])
-    >>> table.explain_one("silu", device="cpu", dtype="float32").row
-    'mine.silu'
-    """
-
-    op: str
-    name: str
-    fn: Callable[..., Any] | str
-    devices: tuple[str, ...] = ("*",)
-    dtypes: tuple[str, ...] = FLOATS
-    predicate: Predicate | None = None
-    priority: int = GENERAL
-    reference: bool = False
-    capture_safe: bool = True
-    params: tuple[str, ...] = ()
-    facts: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One decision: the facts, the row that won, why, and why each row before it was refused.
-
-    by: the policy entry or the measurement that decided; "" for the catalogue's order.
-    """
-
-    op: str
-    facts: tuple[tuple[str, Any], ...]
-    row: str | None
-    refused: tuple[tuple[str, str], ...] = ()
-    by: str = ""
-
-    def __str__(self) -> str:
-        facts = ", ".join(f"{name}={value}" for name, value in self.facts)
-        by = f" by {self.by}" if self.by else ""
-        line = f"{self.op} -> {self.row or 'nothing fits'}{by}  [{facts}]"
-        return "\n".join([line, *(f"    not {name}: {why}" for name, why in self.refused)])
 
 
 class KernelTable:
@@ -145,8 +82,9 @@ class KernelTable:
     def fingerprint(self) -> str:
         """Return 16 hex digits over the rows: names, order, limits."""
         rows = [
-            (row.op, row.name, _origin(row.fn), row.devices, row.dtypes, row.reference,
-             _origin(row.predicate), row.capture_safe, row.params)
+            (row.op, row.name, origin(row.fn), row.devices, row.dtypes, row.reference,
+             origin(row.predicate), row.capture_safe, row.params, origin(row.pack), row.epilogues,
+             row.formats)
             for op in self.ops
             for row in self.rows(op)
         ]  # fmt: skip
@@ -196,18 +134,25 @@ class KernelTable:
     def select(
         self, op: str, *, device: str | torch.device, dtype: str | torch.dtype, **facts: Any
     ) -> Callable[..., Any]:
-        """Return the function to call for ``op`` from now on, and log the decision.
+        """Return the function to call for ``op`` from now on; see ``choose``."""
+        return self.choose(op, device=device, dtype=dtype, **facts).fn
+
+    def choose(
+        self, op: str, *, device: str | torch.device, dtype: str | torch.dtype, **facts: Any
+    ) -> Kernel:
+        """Decide for ``op``, and log the decision.
 
         facts: rounding, "official" keeps the rounding points of the reference, "free" does not
             (default: official on CPU, free on CUDA; fp32 rows fit either); capture=True for a
-            region that will be captured; anything else a predicate looks at.
+            region that will be captured; packed=True from callers that pack weights; anything
+            else a predicate looks at.
         Raises: KernelUnavailable when the op is unknown or nothing fits; ConfigError when
             ``force`` names an unknown op or row, or two policy entries of one priority match.
         """
         self._check()
-        choice, fn = self._decide(op, self._facts(op, device, dtype, facts))
+        choice, kernel = self._decide(op, self._facts(op, device, dtype, facts))
         self._choices[choice] = None
-        if fn is None:
+        if kernel is None:
             why = "; ".join(f"{name}: {reason}" for name, reason in choice.refused)
             known = ", ".join(f"{name}={value}" for name, value in choice.facts)
             remedy = "Change the dtype or device"
@@ -219,7 +164,7 @@ class KernelTable:
                 f"op {op!r} has no implementation that fits; got {known}. Refused: {why}. "
                 f"{remedy}, or install a package that provides one."
             )
-        return fn
+        return kernel
 
     def explain_one(
         self, op: str, *, device: str | torch.device, dtype: str | torch.dtype, **facts: Any
@@ -240,15 +185,15 @@ class KernelTable:
 
     def _decide(
         self, op: str, facts: dict[str, Any], *, preview: bool = False
-    ) -> tuple[Choice, Callable[..., Any] | None]:
+    ) -> tuple[Choice, Kernel | None]:
         rows, by, fallback, params = self._candidates(op, facts)
-        shown = tuple((n, _shown(v)) for n, v in facts.items() if n != "op" and "." not in n)
+        told = tuple((n, shown(v)) for n, v in facts.items() if _worth_telling(n))
         refused: list[tuple[str, str]] = []
         tune = self._tuner is not None and len(rows) > 1
-        fits = _fitting(rows, facts, refused, first=not tune)
+        fits = fitting(rows, facts, refused, first=not tune)
         if not fits and fallback is not None:
             by = f"the fallback of {by}"
-            fits = _fitting([fallback], facts, refused, first=True)
+            fits = fitting([fallback], facts, refused, first=True)
             params = {}
         if len(fits) > 1 and self._tuner is not None:
             scope = (self.fingerprint, self._policy.policy.fingerprint if self._policy else "")
@@ -258,10 +203,10 @@ class KernelTable:
                 refused += found.others
                 by = f"measurement within {by}" if by else "measurement"
         if not fits:
-            return Choice(op, shown, None, tuple(refused), by), None
+            return Choice(op, told, None, tuple(refused), by), None
         row, fn = fits[0]
         bound = functools.partial(fn, **params) if params else fn
-        return Choice(op, shown, row.name, tuple(refused), by), bound
+        return Choice(op, told, row.name, tuple(refused), by), Kernel(bound, row)
 
     def _candidates(
         self, op: str, facts: Facts
@@ -327,62 +272,6 @@ class KernelTable:
                 )
 
 
-def _fitting(
-    rows: Iterable[KernelRow], facts: Facts, refused: list[tuple[str, str]], *, first: bool
-) -> list[tuple[KernelRow, Callable[..., Any]]]:
-    """Return the rows that fit with their functions, the first one or all; note the others."""
-    fits: list[tuple[KernelRow, Callable[..., Any]]] = []
-    for row in rows:
-        problem = _refusal(row, facts)
-        if problem is None:
-            fn = _load(row)
-            if not isinstance(fn, str):
-                fits.append((row, fn))
-                if first:
-                    break
-                continue
-            problem = fn
-        refused.append((row.name, problem))
-    return fits
-
-
-def _origin(fn: object) -> str:
-    """Return the name of a function that is the same in every process."""
-    if fn is None or isinstance(fn, str):
-        return fn or ""
-    return f"{getattr(fn, '__module__', '')}:{getattr(fn, '__qualname__', type(fn).__name__)}"
-
-
-def _refusal(row: KernelRow, facts: Facts) -> str | None:
-    """Return why a row does not fit, or None."""
-    for fact, allowed in (("device", row.devices), ("dtype", row.dtypes)):
-        if "*" not in allowed and facts[fact] not in allowed:
-            return f"{fact} {facts[fact]} is not one of {', '.join(allowed)}"
-    if facts["capture"] and not row.capture_safe:
-        return "cannot run inside a captured graph"
-    if row.predicate is None:
-        return None
-    try:
-        verdict = row.predicate(facts)
-    except KeyError as missing:
-        return f"needs to know the fact {missing}"
-    if isinstance(verdict, str):
-        return verdict
-    return None if verdict else "its predicate refused these facts"
-
-
-def _load(row: KernelRow) -> Callable[..., Any] | str:
-    """Return the row's function, or the sentence that says why it cannot be imported."""
-    if not isinstance(row.fn, str):
-        return row.fn
-    module, _, attribute = row.fn.partition(":")
-    try:
-        fn: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # a broken optional backend must not take the others down
-        return f"import of {row.fn} failed: {type(error).__name__}: {error}"
-    return fn
-
-
-def _shown(value: Any) -> Any:
-    """Return a hashable form of a fact for the log."""
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
+def _worth_telling(fact: str) -> bool:
+    """Return whether a fact differs between decisions of one process."""
+    return fact != "op" and ("." not in fact or fact.startswith("quant."))

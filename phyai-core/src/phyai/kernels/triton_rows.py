@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from phyai.kernels.registry import OPTIMIZED, KernelRow, Predicate
+from phyai.kernels.rows import OPTIMIZED, KernelRow, Predicate
 
 PACKAGE = "phyai.kernels.triton"
 OLDEST_ARCH = 80

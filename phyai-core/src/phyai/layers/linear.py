@@ -7,15 +7,22 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from phyai.kernels.packing import PackedWeight
 from phyai.layers.placement import Placement
 from phyai.weights import claim, fused
 
 
 class Linear(nn.Module):
-    """y = x W^T + b for one or several checkpoint layers with the same input.
+    """y = f(x W^T + b) for one or several checkpoint layers with the same input.
 
     names: checkpoint prefixes, ``<name>.weight`` [out_i, in] (and ``<name>.bias``); their rows are
-    stacked in order. Shapes: x [..., in] of the weight's dtype -> [..., sum(out)].
+    stacked in order.
+    epilogue: f, of ``phyai.kernels.packing.EPILOGUES``; gated ones halve the outputs.
+    packed: False keeps the weight as the checkpoint has it, for callers that read ``weight``.
+    Shapes: x [..., in] of the weight's dtype -> [..., sum(out)].
+
+    After loading, the kernel's own layout replaces the weight (``pack``); ``weight`` then has shape
+    and dtype but no values, until ``unpack``.
 
     >>> import torch
     >>> from phyai.kernels import KernelTable
@@ -32,6 +39,8 @@ class Linear(nn.Module):
         at: Placement,
         *,
         bias: bool = False,
+        epilogue: str = "none",
+        packed: bool = True,
     ) -> None:
         super().__init__()
         legs = [names] if isinstance(names, str) else list(names)
@@ -44,19 +53,58 @@ class Linear(nn.Module):
         self.bias: nn.Parameter | None = None
         if bias:
             self.bias = claim(at.parameter(total), *(f"{n}.bias" for n in legs), loader=loader)
-        self._linear = at.select("linear", in_features=in_features, out_features=total)
+        self.epilogue = epilogue
+        self.scheme = at.scheme(legs, type(self).__name__) if packed else None
+        self._kernel = at.choose(
+            "linear",
+            in_features=in_features,
+            out_features=total,
+            bias=bias,
+            epilogue=epilogue,
+            packed=packed,
+            **(self.scheme.facts() if self.scheme else {}),
+        )
+        self._pack = self._kernel.pack
+        self._packed: PackedWeight | None = None
+        self.is_packed = False  # the values are in the kernel's layout only
+        self._linear = self._kernel.fn
+        self._fuses = epilogue != "none" and epilogue in self._kernel.row.epilogues
+        self._after = None if self._fuses or epilogue == "none" else at.select(epilogue)
 
     @property
     def dtype(self) -> torch.dtype:
         return self.weight.dtype
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self._linear(x, self.weight, self.bias)
-        return out
+    @property
+    def kernel(self) -> str:
+        """Return the name of the kernel row that runs this layer."""
+        return self._kernel.row.name
 
-    def tail(self, x: Tensor, first_leg: int) -> Tensor:
-        """Return only the outputs of legs ``first_leg`` on, at their cost."""
-        start = sum(self.sizes[:first_leg])
-        bias = None if self.bias is None else self.bias[start:]
-        out: Tensor = self._linear(x, self.weight[start:], bias)
-        return out
+    def forward(self, x: Tensor) -> Tensor:
+        if self._pack is not None and not self.is_packed:
+            self.pack()
+        weight = self.weight if self._packed is None else self._packed
+        if self._fuses:
+            out: Tensor = self._linear(x, weight, self.bias, self.epilogue)
+            return out
+        out = self._linear(x, weight, self.bias)
+        return out if self._after is None else self._after(out)
+
+    def pack(self) -> None:
+        """Hand the loaded weight to the kernel's layout and give its memory back."""
+        if self._pack is None or self.is_packed:
+            return
+        if self._packed is None:
+            self._packed = self._pack(self.weight.data, self.epilogue, self.scheme)
+        else:
+            self._packed.repack(self.weight.data)
+        self.is_packed = True
+        # Shape and dtype stay for whoever asks; writing to it fails, instead of getting lost.
+        self.weight.data = self.weight.data.new_zeros(1).expand(self.weight.shape)
+
+    def unpack(self) -> None:
+        """Put the weight back, so that some of it can be overwritten; then ``pack`` again."""
+        if self.is_packed:
+            assert self._packed is not None
+            self.weight.data = self._packed.unpack().to(self.weight.dtype)
+            self.is_packed = False

@@ -28,9 +28,15 @@ class RMSNorm(nn.Module):
         self.eps, self.offset = eps, offset
         self.weight = claim(at.parameter(width, dtype=torch.float32), f"{name}.weight")
         self._norm = at.select("rms_norm", width=width)
+        self._add_norm = at.select("add_rms_norm", width=width)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self._norm(x, self.weight, self.eps, offset=self.offset)
+        return out
+
+    def add(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return x + y and its norm, in one pass."""
+        out: tuple[Tensor, Tensor] = self._add_norm(x, y, self.weight, self.eps, offset=self.offset)
         return out
 
 
@@ -51,7 +57,13 @@ class LayerNorm(nn.Module):
         self.weight = claim(at.parameter(width), f"{name}.weight")
         self.bias = claim(at.parameter(width), f"{name}.bias")
         self._norm = at.select("layer_norm", width=width)
+        self._add_norm = at.select("add_layer_norm", width=width)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self._norm(x, self.weight, self.bias, self.eps)
+        return out
+
+    def add(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return x + y and its norm, in one pass."""
+        out: tuple[Tensor, Tensor] = self._add_norm(x, y, self.weight, self.bias, self.eps)
         return out

@@ -51,8 +51,9 @@ class VisionLayer(nn.Module):
 
     >>> from phyai.kernels import KernelTable
     >>> at = Placement(KernelTable(), torch.device("cpu"), torch.float32)
-    >>> VisionLayer("layers.0", VisionConfig(32, 2, 4, 64, 14, 28), at)(torch.zeros(1, 4, 32)).shape
-    torch.Size([1, 4, 32])
+    >>> layer = VisionLayer("layers.0", VisionConfig(32, 2, 4, 64, 14, 28), at)
+    >>> [t.shape for t in layer(torch.zeros(1, 4, 32))]
+    [torch.Size([1, 4, 32]), torch.Size([1, 4, 32])]
     """
 
     def __init__(self, name: str, config: VisionConfig, at: Placement) -> None:
@@ -73,21 +74,26 @@ class VisionLayer(nn.Module):
         )
         self.out = Linear(f"{attn}.out_proj", width, width, at, bias=True)
         self.norm2 = LayerNorm(f"{name}.layer_norm2", width, config.layer_norm_eps, at)
-        self.fc1 = Linear(f"{mlp}.fc1", width, config.intermediate_size, at, bias=True)
+        self.fc1 = Linear(
+            f"{mlp}.fc1", width, config.intermediate_size, at, bias=True, epilogue="gelu_tanh"
+        )
         self.fc2 = Linear(f"{mlp}.fc2", config.intermediate_size, width, at, bias=True)
         self._attention = at.select("attention", head_dim=self.head_dim, masked=False)
-        self._gelu = at.select("gelu_tanh")
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the new x and what is still to be added to it.
+
+        y: what is still to be added to x; each sum is made together with the norm that reads it.
+        """
         batch, tokens, width = x.shape
-        q, k, v = (
-            t.view(batch, tokens, self.heads, self.head_dim)
-            for t in torch.split(self.qkv(self.norm1(x)), width, dim=-1)
-        )
-        mixed = self._attention(q, k, v, self.head_dim**-0.5)
-        x = x + self.out(mixed.reshape(batch, tokens, width))
-        out: Tensor = x + self.fc2(self._gelu(self.fc1(self.norm2(x))))
-        return out
+        if y is None:
+            n = self.norm1(x)
+        else:
+            x, n = self.norm1.add(x, y)
+        heads = self.qkv(n).view(batch, tokens, 3, self.heads, self.head_dim)
+        mixed = self._attention(*heads.unbind(2), self.head_dim**-0.5)
+        x, n = self.norm2.add(x, self.out(mixed.reshape(batch, tokens, width)))
+        return x, self.fc2(self.fc1(n))
 
 
 class VisionTower(nn.Module):
@@ -129,7 +135,8 @@ class VisionTower(nn.Module):
             images, self.patch_weight, self.patch_bias, stride=self.config.patch_size
         )
         x = (patches.flatten(2).transpose(1, 2) + self.positions).to(self.dtype)
+        y: Tensor | None = None
         for layer in self.layers:
-            x = layer(x)
-        out: Tensor = self.norm(x)
+            x, y = layer(x, y)
+        out: Tensor = self.norm(x) if y is None else self.norm.add(x, y)[1]
         return out

@@ -14,6 +14,7 @@ from phyai.errors import CheckpointError, WeightUpdateError
 from phyai.weights.binding import Claim, collect_claims
 from phyai.weights.matching import Read, Remap, make_plan, remapper
 from phyai.weights.opening import Source, open_source
+from phyai.weights.packing import Opener, Packer, pack_all
 from phyai.weights.report import LoadReport, list_names, nearest
 from phyai.weights.tensor_source import castable, dtype_name
 
@@ -37,7 +38,8 @@ def load_pretrained(
     unclaimed tensors that match are left alone.  strict: False only reports missing and
     unexpected tensors; shapes, dtypes and duplicates stay errors.
 
-    Everything is checked from headers before the first parameter is touched.
+    Everything is checked from headers before the first parameter is touched. A weight that its
+    kernel wants in another layout is packed as soon as it is complete.
 
     Raises: CheckpointNotFound, CheckpointError, MissingTensors, UnexpectedTensors, ShapeMismatch;
         DuplicateClaimError for a model that claims one tensor twice.
@@ -53,6 +55,7 @@ def load_pretrained(
     total, done = sum(sizes), 0
     casts: Counter[str] = Counter()
     with torch.no_grad():
+        packer = Packer(model, (read.claim.param for read in reads))
         for read, size in zip(reads, sizes, strict=True):
             claim = read.claim
             region = claim.loader.region(claim.param, claim.shard_id)
@@ -64,6 +67,7 @@ def load_pretrained(
                     "The model is partly loaded: load again."
                 ) from error
             claim.loader.copy(claim.param, tensor, claim.shard_id)
+            packer.filled(claim.param)
             _remember(claim, read.choice)
             target = dtype_name(claim.param.dtype)
             if read.info.dtype != target:
@@ -111,7 +115,7 @@ def update_tensors(
         for name, tensor in pairs:
             _check_update(name, tensor, rename(name), targets)
     applied: list[str] = []
-    with torch.no_grad():
+    with torch.no_grad(), Opener(model) as opener:
         for name, tensor in pairs:
             used = False
             for claim, choice in _check_update(name, tensor, rename(name), targets):
@@ -119,6 +123,7 @@ def update_tensors(
                     continue
                 region = claim.loader.region(claim.param, claim.shard_id)
                 part = tensor if region is None else tensor.narrow(*region)
+                opener.writing(claim.param)
                 claim.loader.copy(claim.param, part, claim.shard_id)
                 _remember(claim, choice)
                 used = True
@@ -128,7 +133,7 @@ def update_tensors(
 
 
 def run_post_load(model: nn.Module) -> None:
-    """Call ``post_load()`` of every module that defines it, children before parents."""
+    """Call ``post_load()`` of every module that defines it, children before parents; then pack."""
     seen: set[nn.Module] = set()
 
     def visit(module: nn.Module) -> None:
@@ -143,6 +148,7 @@ def run_post_load(model: nn.Module) -> None:
 
     with torch.no_grad():
         visit(model)
+        pack_all(model)
 
 
 def _bytes_to_read(read: Read) -> int:

@@ -37,7 +37,9 @@ class PI0Denoiser(PiDenoiser):
         width = config.expert.hidden_size
         stack = at.with_dtype(precision.stack)
         self.state_in = Linear("state_proj", config.max_state_dim, width, self.heads, bias=True)
-        self.mix_in = Linear("action_time_mlp_in", 2 * width, width, self.heads, bias=True)
+        self.mix_in = Linear(
+            "action_time_mlp_in", 2 * width, width, self.heads, bias=True, packed=False
+        )
         self.mix_out = Linear("action_time_mlp_out", width, width, self.heads, bias=True)
         self.state = Segment("state", 0, 1, config.expert, stack, precision.rope_freq)
         self._linear = self.heads.select("linear", in_features=width, out_features=width)

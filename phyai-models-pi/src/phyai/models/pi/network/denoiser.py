@@ -40,9 +40,11 @@ class PiDenoiser(nn.Module):
         super().__init__()
         self.config, self.profile = config, profile
         self.heads = at.with_dtype(torch.float32).with_role("heads")
-        stack = at.with_dtype(precision.stack).with_role("expert")
+        stack = at.with_dtype(precision.stack).with_role("expert", config.chunk_size)
         width = config.expert.hidden_size
-        self.expert = Expert(config.expert, stack, adaptive=self.adaptive)
+        self.expert = Expert(
+            config.expert, stack, adaptive=self.adaptive, split_kv=self.state_tokens > 0
+        )
         self.action_in = Linear(
             "action_in_proj", config.max_action_dim, width, self.heads, bias=True
         )

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from phyai.cache import Cache
 from phyai.layers import Placement
 from phyai.models.pi.config import GemmaConfig
-from phyai.models.pi.network.gemma import AdaptiveNorm, DecoderLayer, PlainNorm
-from phyai.models.pi.network.segment import Segment, rotation
+from phyai.models.pi.network.gemma import AdaptiveNorm, DecoderLayer, PlainNorm, Stream
+from phyai.models.pi.network.segment import Segment
 
 EXPERT = "paligemma_with_expert.gemma_expert.model"
 
@@ -20,14 +20,20 @@ Modulation = Callable[[int], Tensor]
 
 
 class Expert(nn.Module):
-    """Layers and final norm; ``adaptive`` norms take a modulation (pi0.5), plain ones none."""
+    """Layers and final norm; ``adaptive`` norms take a modulation (pi0.5), plain ones none.
 
-    def __init__(self, config: GemmaConfig, at: Placement, *, adaptive: bool) -> None:
+    split_kv: some calls want only K/V of the last layer.
+    """
+
+    def __init__(
+        self, config: GemmaConfig, at: Placement, *, adaptive: bool, split_kv: bool = False
+    ) -> None:
         super().__init__()
         self.config, self.adaptive, self.dtype = config, adaptive, at.dtype
         norm = AdaptiveNorm if adaptive else PlainNorm
+        last = config.num_hidden_layers - 1
         self.layers = nn.ModuleList(
-            DecoderLayer(f"{EXPERT}.layers.{i}", config, at, norm)
+            DecoderLayer(f"{EXPERT}.layers.{i}", config, at, norm, split_kv=split_kv and i == last)
             for i in range(config.num_hidden_layers)
         )
         self.norm = norm(f"{EXPERT}.norm", config.hidden_size, config.rms_norm_eps, at)
@@ -49,21 +55,19 @@ class Expert(nn.Module):
 
         x: float32 [B, T, W], cast to the stack's dtype on entry.
         """
-        x = x.to(self.dtype)
-        cos, sin = rotation(cache, segment)
+        stream, rotation = Stream(x.to(self.dtype)), segment.rotation(cache)
         last = len(self.layers) - 1
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
-            n, gate = layer.norm1(x, self._mod(modulation, 2 * i))
+            x, n, gate = layer.norm1(stream, self._mod(modulation, 2 * i))
+            target = segment.target(cache, i)
             if only_kv and i == last:
-                segment.write(cache, i, *layer.project_kv(n, cos, sin))
+                layer.project_kv(n, rotation, target)
                 return None
-            q, k, v = layer.project(n, cos, sin)
-            segment.write(cache, i, k, v)
+            q = layer.project(n, rotation, target)
             mixed = segment.attend(cache, i, q)
-            x = layer.finish(x, mixed, gate, self._mod(modulation, 2 * i + 1))
-        hidden, _ = self.norm(x, self._mod(modulation, self.num_norms - 1))
-        out: Tensor = hidden.float()
+            stream = layer.finish(x, mixed, gate, self._mod(modulation, 2 * i + 1))
+        out: Tensor = self.norm(stream, self._mod(modulation, self.num_norms - 1)).n.float()
         return out
 
     def modulation_table(self, cond: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,39 @@ from phyai.layers import Linear, Placement, RMSNorm
 from phyai.models.pi.config import GemmaConfig
 from phyai.weights import claim
 
-NormOut = tuple[Tensor, Tensor | None]
-"""Normalised activations and the gate of the residual that follows (None = 1)."""
+
+class Rotation(NamedTuple):
+    """cos and sin [B, T, D] of each token's position."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+class Target(NamedTuple):
+    """Where the keys and values of some tokens go: caches [N, K, D] and slots [B * T]."""
+
+    k: Tensor
+    v: Tensor
+    slots: Tensor
+
+
+class Stream(NamedTuple):
+    """Activations x [B, T, W] and what is still to be added to them: y, times gate unless None.
+
+    The sum is made together with the norm that reads it.
+    """
+
+    x: Tensor
+    y: Tensor | None = None
+    gate: Tensor | None = None
+
+
+class NormOut(NamedTuple):
+    """x with its residual added, n the normalised x, the gate of the residual to come (None = 1)."""
+
+    x: Tensor
+    n: Tensor
+    gate: Tensor | None
 
 
 class PlainNorm(nn.Module):
@@ -23,8 +54,10 @@ class PlainNorm(nn.Module):
         super().__init__()
         self.norm = RMSNorm(name, width, eps, at)
 
-    def forward(self, x: Tensor, modulation: Any = None) -> NormOut:
-        return self.norm(x), None
+    def forward(self, stream: Stream, modulation: Any = None) -> NormOut:
+        if stream.y is None:
+            return NormOut(stream.x, self.norm(stream.x), None)
+        return NormOut(*self.norm.add(stream.x, stream.y), None)
 
 
 class AdaptiveNorm(nn.Module):
@@ -36,20 +69,25 @@ class AdaptiveNorm(nn.Module):
     def __init__(self, name: str, width: int, eps: float, at: Placement) -> None:
         super().__init__()
         self.eps = eps
-        wide = at.with_dtype(torch.float32)
+        wide = at.with_dtype(torch.float32).with_role("tables")
         self.dense = Linear(f"{name}.dense", width, 3 * width, wide, bias=True)
         self._norm = at.select("ada_rms_norm", width=width)
+        self._add_norm = at.select("gated_ada_rms_norm", width=width)
 
-    def forward(self, x: Tensor, modulation: Tensor) -> NormOut:
+    def forward(self, stream: Stream, modulation: Tensor) -> NormOut:
         """modulation: float32 [3, W], or [3, B, T, W] per token."""
         scale, shift, gate = modulation.unbind(0)
-        return self._norm(x, scale, shift, self.eps), gate
+        x, y, gate_before = stream
+        if y is None:
+            return NormOut(x, self._norm(x, scale, shift, self.eps), gate)
+        return NormOut(*self._add_norm(x, y, gate_before, scale, shift, self.eps), gate)
 
 
 class DecoderLayer(nn.Module):
     """x += gate * o_proj(Attn(norm1(x))); x += gate * down(gelu_tanh(gate_proj n) * up_proj n).
 
-    norm: PlainNorm or AdaptiveNorm.
+    norm: PlainNorm or AdaptiveNorm.  split_kv: K and V get a matrix of their own, because they may
+    be all that is wanted of this layer.
     """
 
     def __init__(
@@ -58,6 +96,8 @@ class DecoderLayer(nn.Module):
         config: GemmaConfig,
         at: Placement,
         norm: Callable[[str, int, float, Placement], nn.Module],
+        *,
+        split_kv: bool = False,
     ) -> None:
         super().__init__()
         width, eps, attn, mlp = (
@@ -73,50 +113,53 @@ class DecoderLayer(nn.Module):
         )
         self.q_size, self.kv_size = self.heads * self.head_dim, self.kv_heads * self.head_dim
         self.norm1 = norm(f"{name}.input_layernorm", width, eps, at)
-        self.qkv = Linear(
-            [f"{attn}.q_proj", f"{attn}.k_proj", f"{attn}.v_proj"],
-            width,
-            [self.q_size, self.kv_size, self.kv_size],
-            at,
-        )
+        legs = [f"{attn}.{leg}" for leg in ("q_proj", "k_proj", "v_proj")]
+        sizes = [self.q_size, self.kv_size, self.kv_size]
+        first = 1 if split_kv else 3
+        self.qkv = Linear(legs[:first], width, sizes[:first], at)
+        self.kv = Linear(legs[1:], width, sizes[1:], at) if split_kv else None
         self.out = Linear(f"{attn}.o_proj", self.q_size, width, at)
         self.norm2 = norm(f"{name}.post_attention_layernorm", width, eps, at)
         self.gate_up = Linear(
-            [f"{mlp}.gate_proj", f"{mlp}.up_proj"], width, [config.intermediate_size] * 2, at
+            [f"{mlp}.gate_proj", f"{mlp}.up_proj"],
+            width,
+            [config.intermediate_size] * 2,
+            at,
+            epilogue="gelu_tanh_mul",
         )
         self.down = Linear(f"{mlp}.down_proj", config.intermediate_size, width, at)
         self._rope = at.select("apply_rope", head_dim=self.head_dim)
-        self._gelu_mul = at.select("gelu_tanh_mul")
-        self._gated = at.select("gated_residual")
+        self._write = at.select("kv_write")
+        self._rope_write = at.select("rope_kv_write", head_dim=self.head_dim)
 
-    def project(self, n: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q [B, T, H, D], k and v [B, T, K, D] of n [B, T, W]; cos, sin [B, T, D] rotate."""
-        batch, tokens, _ = n.shape
-        q, k, v = torch.split(self.qkv(n), [self.q_size, self.kv_size, self.kv_size], dim=-1)
-        q = self._rope(q.view(batch, tokens, self.heads, self.head_dim), cos, sin)
-        k = self._rope(k.view(batch, tokens, self.kv_heads, self.head_dim), cos, sin)
-        return q, k, v.view(batch, tokens, self.kv_heads, self.head_dim)
-
-    def project_kv(self, n: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Return only k and v of ``project``, at their cost."""
-        batch, tokens, _ = n.shape
-        k, v = torch.split(self.qkv.tail(n, 1), self.kv_size, dim=-1)
-        k = self._rope(k.view(batch, tokens, self.kv_heads, self.head_dim), cos, sin)
-        return k, v.view(batch, tokens, self.kv_heads, self.head_dim)
-
-    def finish(
-        self, x: Tensor, mixed: Tensor, gate1: Tensor | None, modulation2: Tensor | None
-    ) -> Tensor:
-        """Return the layer's output from its input x and the attention's result."""
-        x = self._add(x, self.out(mixed.flatten(-2)), gate1)
-        n, gate2 = self.norm2(x, modulation2)
-        return self._add(x, self.down(self._gelu_mul(self.gate_up(n))), gate2)
-
-    def _add(self, x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
-        if gate is None:
-            return x + y
-        out: Tensor = self._gated(x, y, gate)
+    def project(self, n: Tensor, rotation: Rotation, target: Target) -> Tensor:
+        """Return q [B, T, H, D] of n [B, T, W], rotated; K, rotated, and V go to their slots."""
+        q, k, v = self._split(n)
+        out: Tensor = self._rope_write(q, k, v, *rotation, *target)
         return out
+
+    def project_kv(self, n: Tensor, rotation: Rotation, target: Target) -> None:
+        """Do only the K/V part of ``project``, at its cost; needs ``split_kv``."""
+        assert self.kv is not None
+        k, v = self._heads(self.kv(n), self.kv_heads, self.kv_heads)
+        self._write(target.k, target.slots, self._rope(k, *rotation).flatten(0, 1))
+        self._write(target.v, target.slots, v.flatten(0, 1))
+
+    def finish(self, x: Tensor, mixed: Tensor, gate1: Tensor | None, modulation2: Any) -> Stream:
+        """Return the layer's output from its input x and the attention's result."""
+        x, n, gate2 = self.norm2(Stream(x, self.out(mixed.flatten(-2)), gate1), modulation2)
+        return Stream(x, self.down(self.gate_up(n)), gate2)
+
+    def _split(self, n: Tensor) -> list[Tensor]:
+        counts = (self.heads, self.kv_heads, self.kv_heads)
+        if self.kv is None:
+            return self._heads(self.qkv(n), *counts)
+        return [*self._heads(self.qkv(n), self.heads), *self._heads(self.kv(n), *counts[1:])]
+
+    def _heads(self, joined: Tensor, *counts: int) -> list[Tensor]:
+        """Return the parts [B, T, count, D] of a fused projection."""
+        per_head = joined.unflatten(-1, (sum(counts), self.head_dim))
+        return list(per_head.split(counts, dim=-2))
 
 
 class Embedding(nn.Module):

@@ -14,7 +14,14 @@ from torch import Tensor, nn
 from phyai.cache import Cache
 from phyai.layers import Linear, Placement, VisionConfig, VisionTower
 from phyai.models.pi.config import PiConfig
-from phyai.models.pi.network.gemma import DecoderLayer, Embedding, PlainNorm
+from phyai.models.pi.network.gemma import (
+    DecoderLayer,
+    Embedding,
+    PlainNorm,
+    Rotation,
+    Stream,
+    Target,
+)
 from phyai.models.pi.network.plan import PrefixPlan, PrefixShape
 from phyai.models.pi.network.precision import Precision
 from phyai.timers import Profile
@@ -65,13 +72,18 @@ class Prefix(nn.Module):
             rounded_scale=precision.name != "bf16_openpi",
         )
         self.layers = nn.ModuleList(
-            DecoderLayer(f"{LANGUAGE}.layers.{i}", text, stack, PlainNorm)
+            DecoderLayer(
+                f"{LANGUAGE}.layers.{i}",
+                text,
+                stack,
+                PlainNorm,
+                split_kv=i == text.num_hidden_layers - 1,
+            )
             for i in range(text.num_hidden_layers)
         )
         self.norm = PlainNorm(f"{LANGUAGE}.norm", text.hidden_size, text.rms_norm_eps, stack)
         self.scale, self.rope_freq = text.head_dim**-0.5, precision.rope_freq
         self._rope = stack.select("rope_cos_sin")
-        self._kv_write = stack.select("kv_write")
         self._dense = stack.select("attention", head_dim=text.head_dim, masked=False)
         self._masked = stack.select("attention", head_dim=text.head_dim, masked=True)
 
@@ -118,36 +130,40 @@ class Prefix(nn.Module):
             recorder.put("prefix.lens", plan.lens[: cache.rows])
         self._record("prefix.embs", x, plan)
         self._record("prefix.positions", index["positions"], plan)
-        cos, sin = self._rope(
-            index["positions"][None],
-            self.config.text.head_dim,
-            self.config.text.rope_theta,
-            self.stack,
-            self.rope_freq,
+        rotation = Rotation(
+            *self._rope(
+                index["positions"][None],
+                self.config.text.head_dim,
+                self.config.text.rope_theta,
+                self.stack,
+                self.rope_freq,
+            )
         )
-        x, last = x.to(self.stack)[None], len(self.layers) - 1
-        self.profile.count("prefix_tokens", x.shape[1])
+        stream, last = Stream(x.to(self.stack)[None]), len(self.layers) - 1
+        tokens = x.shape[0]
+        self.profile.count("prefix_tokens", tokens)
         full = recorder.wants("prefix.last_hidden")
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
-            n, _ = layer.norm1(x)
-            only_kv = i == last and not full
-            if only_kv:
-                k, v = layer.project_kv(n, cos, sin)
-            else:
-                q, k, v = layer.project(n, cos, sin)
-            self._kv_write(cache[f"k.{i}"].flatten(0, 1), index["slots"], k[0])
-            self._kv_write(cache[f"v.{i}"].flatten(0, 1), index["slots"], v[0])
-            self._record(f"prefix.k.{i}", k[0], plan)
-            self._record(f"prefix.v.{i}", v[0], plan)
-            self.profile.count(f"prefix_rows.layer{i}.kv", k.shape[1])
-            if only_kv:
+            x, n, _ = layer.norm1(stream)
+            k, v = (cache[f"{name}.{i}"].flatten(0, 1) for name in "kv")
+            target = Target(k, v, index["slots"])
+            self.profile.count(f"prefix_rows.layer{i}.kv", tokens)
+            if i == last and not full:
+                layer.project_kv(n, rotation, target)
+                self._record_kv(i, target, plan)
                 return
-            self.profile.count(f"prefix_rows.layer{i}.full", k.shape[1])
-            x = layer.finish(
-                x, self._attend(cache, i, q[0], index["q_slots"], plan)[None], None, None
-            )
-        self._record("prefix.last_hidden", self.norm(x)[0][0], plan)
+            q = layer.project(n, rotation, target)
+            self._record_kv(i, target, plan)
+            self.profile.count(f"prefix_rows.layer{i}.full", tokens)
+            mixed = self._attend(cache, i, q[0], index["q_slots"], plan)
+            stream = layer.finish(x, mixed[None], None, None)
+        self._record("prefix.last_hidden", self.norm(stream).n[0], plan)
+
+    def _record_kv(self, layer: int, target: Target, plan: PrefixPlan) -> None:
+        if self.profile.recorder.active:
+            for name, buffer in (("k", target.k), ("v", target.v)):
+                self._record(f"prefix.{name}.{layer}", buffer[target.slots], plan)
 
     def _embed(self, cache: Cache, index: Mapping[str, Tensor]) -> Tensor:
         """Return packed prefix embeddings [N, W]: image features unscaled, text times sqrt(W)."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from phyai.cache import Cache
 from phyai.layers import Placement
 from phyai.models.pi.config import GemmaConfig
+from phyai.models.pi.network.gemma import Rotation, Target
 from phyai.models.pi.network.plan import PrefixPlan
 from phyai.types import BufferSpec
 
@@ -37,7 +38,6 @@ class Segment:
         facts = {"head_dim": config.head_dim, "queries": count}
         self._dense = at.select("attention", masked=False, **facts)
         self._masked = at.select("attention", masked=True, **facts)
-        self._kv_write = at.select("kv_write")
 
     def cache_buffers(self, stride: int) -> Mapping[str, BufferSpec]:
         name, rotation = self.name, BufferSpec((self.count, self.head_dim), self.dtype)
@@ -63,16 +63,13 @@ class Segment:
             torch.arange(stride - 1, device=lens.device)[None] < visible
         )
 
-    def write(self, cache: Cache, layer: int, k: Tensor, v: Tensor) -> None:
-        """Put k, v [B, count, K, D] into the cache, behind the prefix."""
-        plan: PrefixPlan = cache.plan
-        for buffer, new in ((cache[f"k.{layer}"], k), (cache[f"v.{layer}"], v)):
-            if plan.uniform is not None:
-                start = plan.uniform + self.offset
-                buffer[:, start : start + self.count].copy_(new)
-            else:
-                slots = cache[f"{self.name}.slots"].view(-1)
-                self._kv_write(buffer.flatten(0, 1), slots, new.flatten(0, 1))
+    def target(self, cache: Cache, layer: int) -> Target:
+        """Return where K and V of this segment go, behind the prefix."""
+        slots = cache[f"{self.name}.slots"].view(-1)
+        return Target(cache[f"k.{layer}"].flatten(0, 1), cache[f"v.{layer}"].flatten(0, 1), slots)
+
+    def rotation(self, cache: Cache) -> Rotation:
+        return Rotation(cache[f"{self.name}.cos"], cache[f"{self.name}.sin"])
 
     def attend(self, cache: Cache, layer: int, q: Tensor) -> Tensor:
         """Return attention of q [B, count, H, D] over the prefix and what stands behind it."""
@@ -85,8 +82,3 @@ class Segment:
         mask = cache[f"{self.name}.key_mask"][:, :seen]
         out = self._masked(q, k, v, self.scale, key_mask=mask)
         return out
-
-
-def rotation(cache: Cache, segment: Segment) -> tuple[Tensor, Tensor]:
-    """Return cos, sin [B, count, D] of a segment."""
-    return cache[f"{segment.name}.cos"], cache[f"{segment.name}.sin"]

@@ -1,0 +1,82 @@
+"""Modules that keep weights in a kernel's layout: packed when complete, unpacked to be changed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+
+@runtime_checkable
+class Packs(Protocol):
+    """A module whose ``weight`` moves into another layout: ``phyai.layers.Linear``, or yours.
+
+    While packed, ``weight`` has its shape and dtype but no values.
+    """
+
+    weight: nn.Parameter
+
+    def pack(self) -> None:
+        """Lay the weight out and free it; nothing to do when that is done."""
+
+    def unpack(self) -> None:
+        """Give the weight its values back; nothing to do when it has them."""
+
+
+class Packer:
+    """Packs each weight as soon as its last part is loaded, so that no two copies of a model live.
+
+    parts: the parameter of every read to come.
+    """
+
+    def __init__(self, model: nn.Module, parts: Iterable[Tensor]) -> None:
+        self._owners = owners(model)
+        self._left = Counter(id(param) for param in parts)
+        for module in self._owners.values():
+            module.unpack()
+
+    def filled(self, param: Tensor) -> None:
+        """Note that one part of a parameter was loaded."""
+        self._left[id(param)] -= 1
+        if self._left[id(param)] == 0 and (owner := self._owners.get(id(param))) is not None:
+            owner.pack()
+
+
+class Opener:
+    """Unpacks the module being overwritten, one at a time; leaving packs the last one."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._owners = owners(model)
+        self._open: Packs | None = None
+
+    def __enter__(self) -> Opener:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._switch(None)
+
+    def writing(self, param: Tensor) -> None:
+        """Make a parameter writable."""
+        self._switch(self._owners.get(id(param)))
+
+    def _switch(self, module: Packs | None) -> None:
+        if module is self._open:
+            return
+        if self._open is not None:
+            self._open.pack()
+        self._open = module
+        if module is not None:
+            module.unpack()
+
+
+def owners(model: nn.Module) -> dict[int, Packs]:
+    """Return the modules that pack, by the identity of their weight."""
+    return {id(module.weight): module for module in model.modules() if isinstance(module, Packs)}
+
+
+def pack_all(model: nn.Module) -> None:
+    """Pack whatever is not packed yet."""
+    for module in owners(model).values():
+        module.pack()
