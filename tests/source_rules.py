@@ -18,12 +18,12 @@ SOURCE_TREES = (CORE, *MODEL_TREES)
 # Modules of `phyai` by layer; a module imports from its own layer or below.
 LAYERS = {
     1: "errors types manifest cost action_queue env config_fields config_mapping config_yaml",
-    2: "kernels memory solver weights hub parallel timers",
-    3: "layers backbones cache graph cuda_graph guidance rtc known",
+    2: "kernels memory solver weights hub parallel timers addresses compiling cuda_graph",
+    3: "layers backbones cache graph guidance rtc known",
     4: "adapter golden hooks plugins plugin_records plugin_rules services sessions binding "
-    "kernel_setup",
+    "kernel_setup tensor_dump backends",
     5: "runner scheduler",
-    6: "engine engine_core engine_builder deployment",
+    6: "engine engine_core engine_builder deployment warmup",
     # kernel, runtime and server are compatibility re-exports.
     7: "cli profile testing kernel runtime server",
 }
@@ -220,7 +220,7 @@ def unsafe_uses(tree: ast.Module) -> list[str]:
 
 def _unsafe(node: ast.AST) -> Iterable[tuple[int, str]]:
     if isinstance(node, ast.Call) and (name := ast.unparse(node.func)) in UNSAFE:
-        yield node.lineno, name
+        yield from () if _reads_tensors_only(name, node) else ((node.lineno, name),)
     if isinstance(node, ast.ImportFrom):
         for alias in node.names:
             if (name := f"{node.module}.{alias.name}") in UNSAFE:
@@ -233,6 +233,14 @@ def _unsafe(node: ast.AST) -> Iterable[tuple[int, str]]:
             yield node.value.lineno, "trust_remote_code"
     if isinstance(node, ast.Constant) and node.value == "trust_remote_code":
         yield node.lineno, "trust_remote_code"
+
+
+def _reads_tensors_only(name: str, call: ast.Call) -> bool:
+    """Return whether a torch.load is told, in so many words, to unpickle nothing but tensors."""
+    if name != "torch.load":
+        return False
+    told = [word.value for word in call.keywords if word.arg == "weights_only"]
+    return len(told) == 1 and isinstance(told[0], ast.Constant) and told[0].value is True
 
 
 def environment_reads(tree: ast.Module) -> list[str]:

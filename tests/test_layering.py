@@ -158,7 +158,9 @@ def test_other_words_are_no_model_names(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["torch.load(p)", "pickle.loads(b)", "from pickle import loads", "eval('1')", "exec(code)",
+    ["torch.load(p)", "torch.load(p, weights_only=False)", "torch.load(p, weights_only=safe)",
+     "torch.load(p, **safe)", "pickle.loads(b)", "from pickle import loads", "eval('1')",
+     "exec(code)",
      "f(trust_remote_code=True)", "f(**{'trust_remote_code': 1})", "np.load(p, allow_pickle=True)",
      "yaml.load(t)"],
 )  # fmt: skip
@@ -167,8 +169,10 @@ def test_unsafe_use_is_found(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["model.eval()", "json.loads(t)", "np.load(p, allow_pickle=False)", "yaml.safe_load(t)"]
-)
+    "text",
+    ["model.eval()", "json.loads(t)", "np.load(p, allow_pickle=False)", "yaml.safe_load(t)",
+     "torch.load(p, weights_only=True)"],
+)  # fmt: skip
 def test_safe_use_is_fine(text: str) -> None:
     assert unsafe_uses(parse("x", text).tree) == []
 

@@ -16,7 +16,6 @@ from phyai.engine_config import (
     DenseParallelConfig,
     DeviceConfig,
     ParallelConfig,
-    RuntimeConfig,
 )
 from phyai.errors import CapacityError, ConfigError, PluginNotFound
 from tests.core.toy_adapter import ToyAdapter, ToyArgs, config, open_engine, registry
@@ -224,18 +223,6 @@ def test_the_same_script_runs_with_one_replica_on_the_cpu() -> None:
     assert [list(r.shape) for r in results] == [[1, 10, 8]] * 3
     assert not torch.equal(results[0], results[1])
     assert not [t for t in threading.enumerate() if t.name.startswith("phyai")]
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"runtime": RuntimeConfig(debug_tensor_dump_dir="dump")},
-    ],
-)
-def test_settings_with_nothing_behind_them_are_refused(changes: dict[str, Any]) -> None:
-    Engine.register(ToyAdapter)
-    with pytest.raises(ConfigError, match="does not act on it yet"):
-        Engine(EngineArgs("toy", ToyArgs(), config().replace(**changes)))
 
 
 def test_a_mistyped_variable_is_named(

@@ -167,3 +167,12 @@ def test_profile_delegates() -> None:
         pass
     assert list(timers.collect()) == ["s"]
     assert profile.counters is timers.counters
+
+
+def test_results_alone_do_not_make_regions_eager() -> None:
+    recorder = Recorder()
+    assert not recorder.inside
+    for names, inside in ((None, True), (["result.x"], False), (["result.x", "steps.x.x"], True)):
+        with recorder.recording(names):
+            assert recorder.inside is inside
+    assert not recorder.inside

@@ -17,20 +17,21 @@ from phyai.kernels import CATALOGUE, KernelTable, aot
 from phyai.kernels.triton.examples import examples
 from phyai.kernels.triton_rows import TRITON_ROWS
 
+TRITON = [row for row in CATALOGUE if str(row.fn).startswith("phyai.kernels.triton.")]
 REPORT = aot.Report("row", "kernel", "", "bfloat16", 90, "key", registers=40)
 
 
 def test_every_triton_row_is_compiled_for_every_dtype_and_architecture() -> None:
     found = {(task.row, task.dtype, task.arch) for task in aot.tasks(aot.ARCHS)}
-    rows = [row.name for row in CATALOGUE if str(row.fn).startswith("phyai.kernels.triton.")]
-    assert sorted(rows) == sorted(row.name for row in TRITON_ROWS)
+    rows = [row.name for row in TRITON]
+    assert {row.name for row in TRITON_ROWS} < set(rows)
     assert found == {(r, d, a) for r in rows for d in aot.DTYPES for a in aot.ARCHS}
 
 
 def test_examples_are_calls_that_dispatch_gives_to_the_row() -> None:
     table = KernelTable()
-    for row in TRITON_ROWS:
-        for example in examples(row.op, torch.bfloat16):
+    for row in TRITON:
+        for example in examples(row.name, torch.bfloat16):
             facts = {**example.facts, "device.arch": "sm90"}
             choice = table.explain_one(row.op, device="cuda", dtype="bfloat16", **facts)
             assert choice.row == row.name, choice

@@ -1,4 +1,7 @@
-"""Captured regions hold nothing a graph cannot record; told without a GPU, by the operators."""
+"""Captured regions hold nothing a graph cannot record; told by the operators of eager runs.
+
+The kernels are those the CPU chooses; `test_recorded_graphs` records and replays reference ones.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phyai.graph import GraphService
+from phyai.testing.capture import forbidden
 from phyai.types import RTCOptions
 from tests.pi.tiny_requests import cpu_config, engine_of, pi_config, random_request
 
-SYNCS = {"_local_scalar_dense", "is_nonzero", "equal"}
-SIZES_FROM_DATA = {"nonzero", "masked_select", "_unique2", "unique_consecutive"}
-FROM_HOST = {"lift_fresh"}  # torch.tensor(...): on a GPU a copy from unpinned memory
-RANDOM = {"bernoulli", "multinomial", "normal", "rand", "rand_like", "randn", "randn_like"}
-FORBIDDEN = SYNCS | SIZES_FROM_DATA | FROM_HOST | RANDOM
-
 
 class Watch(TorchDispatchMode):
-    """Notes the forbidden operators of a region."""
+    """Notes what a region does that a graph cannot hold."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,13 +29,8 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.calls += 1
-        name = func.overloadpacket.__name__
-        if name.rstrip("_") in FORBIDDEN or name in FORBIDDEN:
-            self.seen.add(name)
-        if name == "index" and any(
-            isinstance(i, Tensor) and i.dtype == torch.bool for i in args[1]
-        ):
-            self.seen.add("index by a mask")
+        if (problem := forbidden(func.overloadpacket.__name__, args)) is not None:
+            self.seen.add(problem)
         return func(*args, **(kwargs or {}))
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from phyai import Engine
 from phyai.errors import ConfigError
+from phyai.kernels.native import available
 from phyai.models.pi.adapter import PiAdapter
 from phyai.models.pi.network.precision import PRECISIONS, Precision, choose_precision
 from phyai.testing.golden import golden_runner
@@ -217,25 +218,13 @@ def test_unknown_policies_are_refused() -> None:
         choose_precision(None, torch.float16, None)
 
 
-@pytest.mark.parametrize(
-    ("policy", "device", "want"),
-    [
-        ("fp32", "cpu", "official"),
-        ("fp32", "cuda", "official"),
-        ("bf16_lerobot", "cpu", "official"),
-        ("bf16_lerobot", "cuda", "official"),
-        ("bf16_openpi", "cpu", "official"),
-        ("bf16_openpi", "cuda", "free"),
-    ],
-)
-def test_fast_attention_only_where_no_official_rounding_is_kept(
-    policy: str, device: str, want: str
-) -> None:
-    assert PRECISIONS[policy].rounding_on(torch.device(device)) == want
+def test_only_one_policy_gives_up_the_official_rounding_points() -> None:
+    rounding = {name: policy.rounding for name, policy in PRECISIONS.items()}
+    assert rounding == {"fp32": "official", "bf16_lerobot": "official", "bf16_openpi": "free"}
 
 
 def test_attention_of_each_policy_on_the_cpu(engines: dict[tuple[str, str], Engine]) -> None:
-    """fp32 may take the fused operator; 16 bits keep the official rounding points."""
+    """The C++ kernel keeps every rounding point; without it only free rounding may fuse."""
 
     def rows(policy: str) -> dict[str, set[str | None]]:
         found: dict[str, set[str | None]] = {}
@@ -246,12 +235,12 @@ def test_attention_of_each_policy_on_the_cpu(engines: dict[tuple[str, str], Engi
 
     unit = torch.backends.cpu.get_cpu_capability()
     official = "upcast.attention" if unit in ("DEFAULT", "AVX2") else "eager.attention"
-    assert rows("fp32") == {"float32": {"sdpa.attention"}}
-    assert rows("bf16_lerobot") == {
-        "float32": {"sdpa.attention"},
-        "bfloat16": {official},
-    }
-    assert rows("bf16_openpi") == {"bfloat16": {official}}
+    fused = "sdpa.attention"
+    if available() is True:
+        official = fused = "native.attention"
+    assert rows("fp32") == {"float32": {fused}}
+    assert rows("bf16_lerobot") == {"float32": {fused}, "bfloat16": {official}}
+    assert rows("bf16_openpi") == {"bfloat16": {fused}}
 
 
 # ---------------------------------------------------------------- the official bf16 run

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -63,6 +64,8 @@ class CudaGraph:
         self._buffers: dict[str, Tensor] = {}
         self._outputs: Any = None
         self._graph: Any = None
+        self.nbytes = 0
+        """Device memory the capture added; what a shared pool already had costs nothing."""
 
     @property
     def captured(self) -> bool:
@@ -91,7 +94,7 @@ class CudaGraph:
         if self.device.type == "cuda":
             self._record(fn)
         else:
-            with _flag():
+            with recording_flag():
                 self._outputs = fn(**self._buffers)
         self._fn = fn
 
@@ -138,10 +141,24 @@ class CudaGraph:
                 for _ in range(self.num_warmup_iters):
                     fn(**self._buffers)
             current.wait_stream(side)
+            torch.cuda.synchronize(self.device)
+            gc.collect()
+            torch.cuda.empty_cache()  # what the warm-up left must not count as the graph's
+            before = torch.cuda.memory_reserved(self.device)
             graph = torch.cuda.CUDAGraph()
             stream = _CAPTURE_STREAM.get()
-            with _flag(), torch.cuda.graph(graph, pool=self.mempool, stream=stream):
+            # thread_local: an allocation of another thread's engine must not end this capture.
+            with (
+                recording_flag(),
+                torch.cuda.graph(
+                    graph,
+                    pool=self.mempool,
+                    stream=stream,
+                    capture_error_mode="thread_local",
+                ),
+            ):
                 self._outputs = fn(**self._buffers)
+            self.nbytes = max(0, torch.cuda.memory_reserved(self.device) - before)
         self._graph = graph
 
 
@@ -189,8 +206,60 @@ class CudaGraphRegistry:
         return len(self._graphs)
 
 
+class Capturer(Protocol):
+    """What the graph service needs of a back end that records and replays."""
+
+    def record(self, fn: Callable[[], object]) -> tuple[Callable[[], object], int]:
+        """Return what runs the recorded work of fn again, and the bytes the record holds."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what the records share."""
+        ...
+
+
+class PooledCapturer:
+    """CUDA graphs of one device in one memory pool.
+
+    The graphs may share it because a region leaves its results in static buffers outside the pool
+    and regions run one after another: what one graph keeps there between two of its operators is
+    of no use once it has run. Allocating inside a capture is therefore allowed: it takes a place in
+    the pool, for ever at the same address.
+
+    >>> import torch
+    >>> from phyai.cuda_graph import PooledCapturer
+    >>> x, y = torch.ones(2), torch.zeros(2)
+    >>> replay, nbytes = PooledCapturer("cpu").record(lambda: y.copy_(2 * x))
+    >>> _ = x.fill_(3), replay(); y
+    tensor([6., 6.])
+    """
+
+    def __init__(self, device: str | torch.device, num_warmup_iters: int = 3) -> None:
+        self.device, self.num_warmup_iters = torch.device(device), num_warmup_iters
+        self._pool: Any = None
+
+    def record(self, fn: Callable[[], object]) -> tuple[Callable[[], object], int]:
+        if self._pool is None and self.device.type == "cuda":
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = CudaGraph(self.num_warmup_iters, self._pool, device=self.device)
+
+        def nothing_kept() -> None:
+            fn()  # a returned tensor of the pool would be overwritten by the next graph
+
+        try:
+            graph.capture(nothing_kept, {})
+        except BaseException:
+            self._pool = None  # a capture that broke off may have left it in use
+            raise
+        return graph.replay, graph.nbytes
+
+    def close(self) -> None:
+        self._pool = None
+
+
 @contextmanager
-def _flag() -> Iterator[None]:
+def recording_flag() -> Iterator[None]:
+    """Say in this context that a graph records."""
     token = GRAPH_CAPTURING.set(True)
     try:
         yield

@@ -148,6 +148,10 @@ class RuntimeConfig(Config):
     max_live_caches: int = field(
         default=16, metadata=_help("caches (key, batch bucket) kept alive, least recent leaves")
     )
+    warmup: bool = field(
+        default=False,
+        metadata=_help("at start, run the checkpoint's full request once per batch bucket"),
+    )
     num_threads: int | None = field(default=None, metadata=_help("CPU threads; null = torch's"))
     seed: int | None = field(default=None, metadata=_help("seed of the process"))
     dist_timeout_s: float = field(default=600.0, metadata=_help("collective timeout, seconds"))
@@ -177,7 +181,7 @@ class RuntimeConfig(Config):
     )
 
     def __post_init__(self) -> None:
-        check_bool(self, "use_cuda_graph", "freeze_kernel_choices", "flashinfer_autotune")
+        check_bool(self, "use_cuda_graph", "freeze_kernel_choices", "flashinfer_autotune", "warmup")
         if self.static_shapes is not None:
             check_bool(self, "static_shapes")
         check_choice(self, "graph_backend", get_args(GraphBackend))

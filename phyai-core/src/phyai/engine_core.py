@@ -6,12 +6,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from phyai.adapter import Adapter, AdapterArgs
+from phyai.addresses import nbytes
+from phyai.backends import with_backends
 from phyai.binding import HookBinder
 from phyai.engine_config import EngineConfig, resolve_device
 from phyai.errors import CapacityError, ConfigError, EngineUnavailableError
@@ -22,8 +25,10 @@ from phyai.plugins import find, load_hook_plugins
 from phyai.runner import Runner
 from phyai.scheduler import Scheduler
 from phyai.services import Progress, Services, no_progress
+from phyai.tensor_dump import TensorDumper, open_dumper
 from phyai.timers import Profile
 from phyai.types import ActionChunk, Media, Observation, Prepared
+from phyai.warmup import warm_up
 
 if TYPE_CHECKING:
     from phyai.weights import LoadReport
@@ -67,7 +72,6 @@ class EngineCore:
             )
         self.manifest = record.manifest
         self.config = config
-        _refuse_unbuilt(config)
         self.device: torch.device = resolve_device(config)
         if config.runtime.num_threads is not None:
             torch.set_num_threads(config.runtime.num_threads)
@@ -81,6 +85,7 @@ class EngineCore:
         self.last_timing: Mapping[str, float] = {}  # of the latest request, also a model request
         self._runner: Runner | None = None
         self._adapter: Adapter | None = None
+        self._dumper: TensorDumper | None = None
         manager = load_hook_plugins()
         self.services = Services(
             graphs=GraphService(
@@ -99,7 +104,8 @@ class EngineCore:
             started = time.perf_counter()
             rows = HookBinder(manager, record, None, self.services).kernel_rows()
             self.services.kernels.add(rows)
-            apply_policy(self.services.kernels, config)
+            kernels = self.services.kernels
+            apply_policy(kernels, with_backends(config, kernels, self.device))
             self._adapter = cls(plugin_args, config, self.services)
             self.load_report = _load(self._adapter)
             self.binder = HookBinder(manager, record, self._adapter, self.services)
@@ -119,6 +125,9 @@ class EngineCore:
                 Scheduler(max_rows(plugin_args), self.services.graphs.static_shapes),
                 config.runtime.max_live_caches,
             )
+            self._dumper = open_dumper(self._adapter.dump_targets(), config.runtime)
+            if config.runtime.warmup:
+                warm_up(self)
         except BaseException:
             try:
                 self.close()
@@ -155,7 +164,8 @@ class EngineCore:
             waiting = time.perf_counter()
             with self.lock:
                 locked_ms = 1e3 * (time.perf_counter() - waiting)
-                result = self.runner.run(prepared)
+                with nullcontext() if self._dumper is None else self._dumper.step():
+                    result = self.runner.run(prepared)
                 timing = {"queue": queued_ms + locked_ms, "prepare": prepare_ms}
                 timing.update(self.services.profile.timers.collect())
             timing["total"] = queued_ms + 1e3 * (time.perf_counter() - started)
@@ -180,6 +190,21 @@ class EngineCore:
                 self._preparing -= 1
                 self._idle.notify_all()
 
+    def memory_report(self) -> dict[str, int | None]:
+        """Return bytes by what holds them: model (weights and tables), buffers, graphs.
+
+        buffers: static buffers of the live caches; buffers_peak: the most they were;
+        budget: the limit of buffers, None = none.
+        """
+        memory, runner = self.services.memory, self.runner
+        return {
+            "model": nbytes(runner.model_objects(runner.network)),
+            "buffers": memory.nbytes,
+            "buffers_peak": memory.peak_nbytes,
+            "budget": memory.budget_bytes,
+            "graphs": self.services.graphs.nbytes,
+        }
+
     def close(self) -> None:
         """Release everything; every step runs, the first error is raised at the end."""
         with self.lock, self._idle:
@@ -196,6 +221,8 @@ class EngineCore:
                 lambda: self._notify["phyai_engine_closing"](RequestInfo(self.plugin)),
                 runner.close,
             ]
+        if self._dumper is not None:
+            steps.append(self._dumper.close)
         if adapter is not None:
             steps.append(adapter.close)
         steps += [self.services.graphs.close, lambda: self.services.memory.release("")]
@@ -221,15 +248,6 @@ def max_rows(args: AdapterArgs) -> int:
     return int(getattr(args, "max_batch_size", 1))
 
 
-def _refuse_unbuilt(config: EngineConfig) -> None:
-    """Raise ConfigError for settings that are understood but have nothing behind them yet."""
-    if config.runtime.debug_tensor_dump_dir is not None:
-        raise ConfigError(
-            "runtime.debug_tensor_dump_dir must be left out in this version, which does not act on "
-            f"it yet; got {config.runtime.debug_tensor_dump_dir!r}."
-        )
-
-
 def _load(adapter: Adapter) -> LoadReport | None:
     try:
         return adapter.load()
@@ -243,6 +261,15 @@ def _load(adapter: Adapter) -> LoadReport | None:
 
 
 def _graph_backend(config: EngineConfig, device: torch.device) -> Any:
+    """Return the back end of a config on a device; a tensor dump needs the Python of eager."""
+    wanted = _wanted_backend(config, device)
+    if config.runtime.debug_tensor_dump_dir is None or wanted == "eager":
+        return wanted
+    log.warning("graph back end %s is left out: a tensor dump needs eager regions", wanted)
+    return "eager"
+
+
+def _wanted_backend(config: EngineConfig, device: torch.device) -> str:
     backend = config.runtime.graph_backend
     if backend == "cuda" and not config.runtime.use_cuda_graph:
         return "eager"

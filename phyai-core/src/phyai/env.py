@@ -121,6 +121,7 @@ REGISTRY: tuple[EnvVar, ...] = (
         optional(parse_bool),
         "pad batches to full buckets without graphs too",
     ),
+    _var("WARMUP", "runtime.warmup", parse_bool, "allocate and capture at start"),
     _var("NUM_THREADS", "runtime.num_threads", _maybe_int, "CPU threads of one process"),
     _var("SEED", "runtime.seed", _maybe_int, "seed of the process"),
     _var("MEMORY_BUDGET_BYTES", "runtime.memory_budget_bytes", _maybe_int, "limit of buffers"),

@@ -12,10 +12,14 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from phyai.addresses import addresses, moved
+from phyai.compiling import compiled, disk_cache_counts
 from phyai.cuda_graph import (
     GRAPH_CAPTURING,
+    Capturer,
     CudaGraph,
     CudaGraphRegistry,
+    PooledCapturer,
     capture_on_stream,
     capturing,
 )
@@ -23,6 +27,7 @@ from phyai.errors import ConfigError, CudaGraphError
 
 __all__ = [
     "GRAPH_CAPTURING",
+    "Capturer",
     "CudaGraph",
     "CudaGraphRegistry",
     "GraphBackend",
@@ -40,7 +45,12 @@ GraphBackend: TypeAlias = Literal["eager", "inductor", "cuda"]
 
 @dataclass(frozen=True, slots=True)
 class RegionReport:
-    """What one region has done: mode it runs in, replays, seconds to compile, graph memory."""
+    """What one region has done: mode it runs in, replays, seconds to compile, graph memory.
+
+    captures: 1, and one more for every time it was dropped or its tensors moved.
+    reason: why it runs eagerly; "" when its back end runs it.
+    cached: the compiler found its result on disk.
+    """
 
     name: str
     key: str
@@ -49,6 +59,8 @@ class RegionReport:
     compile_s: float
     nbytes: int
     reason: str
+    captures: int = 0
+    cached: bool = False
 
 
 class Region:
@@ -64,13 +76,17 @@ class Region:
         fn: Callable[[], object],
         key: Hashable,
         unsafe: str | None,
+        reads: object = None,
     ) -> None:
-        self.name, self.key, self.fn = name, key, fn
+        self.name, self.key, self.fn, self.reads = name, key, fn, reads
         self.mode: GraphBackend = "eager" if unsafe else service.backend
         self.reason = f"part {unsafe} is not capture-safe" if unsafe else ""
         self.replays = 0
         self.compile_s = 0.0
         self.nbytes = 0
+        self.captures = 0
+        self.cached = False
+        self._addresses: dict[str, int] = {}
         self._service = service
         self._compiled: Callable[[], object] | None = None
 
@@ -94,24 +110,42 @@ class Region:
             self.compile_s,
             self.nbytes,
             self.reason,
+            self.captures,
+            self.cached,
         )
+
+    def moved(self) -> list[str]:
+        """Return the paths of the tensors that are no longer where the graph reads them."""
+        if self._compiled is None or self.mode != "cuda":
+            return []  # the compiler asks for its inputs at every call
+        return moved(self._addresses, addresses(self.reads))
 
     def _first_call(self) -> None:
         """Compile or capture, and run; when that fails run eagerly from now on, and say so."""
         started = time.perf_counter()
         service = self._service
+        before = disk_cache_counts() if self.mode == "inductor" else (0, 0)
         try:
             if self.mode == "inductor":
-                compiled = service._compile(self.fn)
+                ready = service._compile(self.fn)
             else:
-                compiled, self.nbytes = service._record(self.fn)
-            compiled()
+                ready, self.nbytes = service._record(self.fn)
+                self._addresses = addresses(self.reads)
+            ready()
         except Exception as error:
             self._run_eagerly(error)
             return
-        self.compile_s += time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        self.compile_s += seconds
+        self.captures += 1
         service.captures += 1
-        self._compiled = compiled
+        self._compiled = ready
+        done = f"captured, {self.nbytes:,} bytes"
+        if self.mode == "inductor":
+            loaded, made = disk_cache_counts()
+            self.cached = loaded > before[0] and made == before[1]
+            done = "loaded from the compiler's cache" if self.cached else "compiled by inductor"
+        log.info("region %s %s, in %.2f s", self.name, done, seconds)
 
     def _run_compiled(self, compiled: Callable[[], object]) -> None:
         try:
@@ -131,6 +165,7 @@ class Region:
 
     def _drop(self) -> None:
         self._compiled, self.nbytes = None, 0
+        self._addresses = {}
 
 
 class GraphService:
@@ -138,6 +173,8 @@ class GraphService:
 
     static_shapes: None = what the back end needs; True makes eager the twin of the graphs, with
     their buckets, pads and sentinels.
+    capturer: what back end ``cuda`` records with; None = CUDA graphs in one shared pool. Another
+    one needs no CUDA device (``phyai.testing.capture``).
 
     A region's fn takes no arguments, reads and writes static buffers only, and gives the same
     result when it runs again on the same inputs: capturing runs it several times.
@@ -160,18 +197,20 @@ class GraphService:
         num_warmup_iters: int = 3,
         compile_options: Mapping[str, Any] | None = None,
         static_shapes: bool | None = None,
+        capturer: Capturer | None = None,
     ) -> None:
         self.backend: GraphBackend = backend
         self._static_shapes = backend != "eager" if static_shapes is None else static_shapes
         self.device = torch.device(device)
         self.limit, self.num_warmup_iters = limit, num_warmup_iters
         self.captures = 0
+        self.recaptures = 0
         self.fallbacks = 0
+        self._capturer: Capturer = capturer or PooledCapturer(self.device, num_warmup_iters)
         self._compile_options = dict(compile_options or {})
         self._regions: OrderedDict[tuple[str, Hashable], Region] = OrderedDict()
         self._lock = threading.RLock()  # stats are read while another thread runs regions
         self._retired_replays = 0
-        self._pool: Any = None
         self._compiler_missing = False
         self._closed = False
         if backend not in ("eager", "inductor", "cuda"):
@@ -179,7 +218,7 @@ class GraphService:
                 f"graph backend must be 'cuda', 'eager' or 'inductor'; got {backend!r}. "
                 "Choose one of them."
             )
-        if backend == "cuda" and self.device.type != "cuda":
+        if backend == "cuda" and self.device.type != "cuda" and capturer is None:
             raise ConfigError(
                 f"graph backend 'cuda' needs a CUDA device; got {str(self.device)!r}. "
                 "Use 'inductor' or 'eager'."
@@ -203,10 +242,12 @@ class GraphService:
         fn: Callable[[], object],
         key: Hashable = None,
         unsafe: str | None = None,
+        reads: object = None,
     ) -> Region:
         """Return the region of (name, key); nothing is compiled before its first call.
 
         unsafe: name of a part that cannot be captured; the region then stays eager.
+        reads: the objects whose tensors fn reads besides its cache, see ``recapture_moved``.
         A known (name, key) gives the same region while fn is equal; another fn replaces it,
         because its buffers may be others.
         Raises: CudaGraphError after close().
@@ -218,7 +259,7 @@ class GraphService:
                 return region
             if unsafe and self.backend != "eager":
                 log.warning("region %s runs eagerly: part %s is not capture-safe", name, unsafe)
-            region = Region(self, name, fn, key, unsafe)
+            region = Region(self, name, fn, key, unsafe, reads)
             self._touch(region)
         return region
 
@@ -232,17 +273,39 @@ class GraphService:
                 self._retire(region)
         return len(gone)
 
+    def recapture_moved(self) -> int:
+        """Drop the graphs that read a tensor which has moved since; return how many.
+
+        Called after a weight update. They are captured anew at their next call; a tensor that was
+        only written in place costs nothing.
+        """
+        with self._lock:
+            found = [(region, region.moved()) for region in self._regions.values()]
+            stale = [(region, paths) for region, paths in found if paths]
+            for region, paths in stale:
+                more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+                log.info("region %s is captured again: %s%s moved", region.name, paths[0], more)
+                region._drop()
+            self.recaptures += len(stale)
+        return len(stale)
+
     def close(self) -> None:
         """Drop every region; calling one afterwards is an error."""
         with self._lock:
             for region in list(self._regions.values()):
                 self._retire(region)
-            self._pool, self._closed = None, True
+            self._capturer.close()
+            self._closed = True
 
     def report(self) -> list[RegionReport]:
         """Return one row per live region, least recently used first."""
         with self._lock:
             return [region.report() for region in self._regions.values()]
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory that the live graphs hold."""
+        return sum(row.nbytes for row in self.report())
 
     def stats(self) -> dict[str, Any]:
         """Return counts, memory and the live regions, as plain JSON types."""
@@ -251,6 +314,7 @@ class GraphService:
         return {
             "backend": self.backend,
             "captures": self.captures,
+            "recaptures": self.recaptures,
             "replays": retired + sum(row.replays for row in rows),
             "fallbacks": self.fallbacks,
             "nbytes": sum(row.nbytes for row in rows),
@@ -282,24 +346,10 @@ class GraphService:
     def _compile(self, fn: Callable[[], object]) -> Callable[[], object]:
         if self._compiler_missing:
             raise RuntimeError("no C++ compiler was found")
-        # A fresh code object: torch counts recompilations per code object, and many regions
-        # share one. The whole function or nothing: half a region must not run before a failure.
-        compiled: Callable[[], object] = torch.compile(
-            _own_code(fn),
-            backend="inductor",
-            dynamic=False,
-            fullgraph=True,
-            options=self._compile_options or None,
-        )
-        return compiled
+        return compiled(fn, self._compile_options)
 
     def _record(self, fn: Callable[[], object]) -> tuple[Callable[[], object], int]:
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        before = torch.cuda.memory_reserved(self.device)
-        graph = CudaGraph(self.num_warmup_iters, self._pool, device=self.device)
-        graph.capture(fn, {})
-        return graph.replay, max(0, torch.cuda.memory_reserved(self.device) - before)
+        return self._capturer.record(fn)
 
     def _fell_back(self, region: Region) -> None:
         self.fallbacks += 1
@@ -316,16 +366,6 @@ class GraphService:
             raise CudaGraphError(
                 "graph service must be open; got a call after close(). Create a new engine."
             )
-
-
-def _own_code(fn: Callable[[], object]) -> Callable[[], object]:
-    """Return a function that calls fn and shares its code object with nobody."""
-
-    def region() -> object:
-        return fn()
-
-    region.__code__ = region.__code__.replace(co_name=f"region_{id(region):x}")
-    return region
 
 
 def _first_line(error: BaseException) -> str:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 
 from phyai.binding import HookBinder
 from phyai.cuda_graph import capturing
 from phyai.engine_config import EngineConfig, KernelConfig
-from phyai.errors import ConfigError
-from phyai.kernels import Autotuner, KernelPolicy, KernelTable, load_policy, parse_policy
+from phyai.env import cache_dir
+from phyai.kernels import Autotuner, KernelPolicy, KernelTable, cpu, load_policy, parse_policy
 from phyai.kernels.facts import process_facts
 from phyai.plugins import find, load_hook_plugins
 
 log = logging.getLogger("phyai")
+
+_LARGE = 2**20  # weights
 
 
 def kernel_table(
@@ -41,20 +44,47 @@ def installed_table(plugin: str | None = None) -> KernelTable:
 def apply_policy(table: KernelTable, config: EngineConfig) -> None:
     """Let the policy and profile of a config decide from now on.
 
-    Raises: ConfigError for a policy that is wrong, names what is not in the table, or asks for
-    quantised layers.
+    Layers ask its ``quantization`` section when they are built; one that no kernel runs in the
+    format it gets refuses to be built, with its name.
+    Raises: ConfigError for a policy that is wrong or names what is not in the table.
     """
     policy = read_policy(config.kernel, table.known_facts)
-    profile = config.kernel.profile or (policy.profile if policy else "static")
+    profile = config.kernel.profile or (policy.profile if policy else None)
     tuner = None
     if profile == "autotune":
         tuner = Autotuner(
             config.kernel.benchmark, config.kernel.autotune_cache, capturing=capturing
         )
+    elif profile is None and table.context.get("device.type") == "cpu":
+        tuner = cpu_tuner(config.kernel)
     table.use(policy, tuner)
     if policy is not None:
-        refuse_quantization(policy, config.kernel.config_path)
         log.info("kernel policy %s, catalogue %s", policy.fingerprint, table.fingerprint)
+
+
+def cpu_tuner(config: KernelConfig) -> Autotuner | None:
+    """Return what decides between the C++ kernels and torch's on CPUs that have units for bfloat16.
+
+    Both are good there, and no table says which is better; measured once per machine. None on
+    other CPUs: the order of the catalogue is right.
+    """
+    if not cpu.has_16_bit_arithmetic():
+        return None
+    cache = config.autotune_cache or cache_dir() / "kernels.json"
+    return Autotuner(config.benchmark, cache, capturing=capturing, worth=worth_measuring)
+
+
+def worth_measuring(facts: Mapping[str, Any]) -> bool:
+    """Return whether a decision is about bfloat16 products of a size that takes time.
+
+    >>> worth_measuring({"op": "linear", "dtype": "bfloat16", "in_features": 8, "out_features": 8})
+    False
+    """
+    if facts["dtype"] != "bfloat16":
+        return False
+    if facts["op"] == "linear":
+        return int(facts.get("in_features", 0)) * int(facts.get("out_features", 0)) >= _LARGE
+    return facts["op"] == "attention" and int(facts.get("head_dim", 0)) >= 64
 
 
 def read_policy(config: KernelConfig, facts: Collection[str] = ()) -> KernelPolicy | None:
@@ -67,15 +97,3 @@ def read_policy(config: KernelConfig, facts: Collection[str] = ()) -> KernelPoli
     if config.policy_config is not None:
         return parse_policy(config.policy_config, where="kernel_policy", facts=facts)
     return None
-
-
-def refuse_quantization(policy: KernelPolicy, path: str | None = None) -> None:
-    """Raise ConfigError when a policy would quantise a layer: nothing runs such layers yet."""
-    plan = policy.quantization
-    if plan.applies:
-        first = next((rule.scheme for rule in plan.rules if rule.scheme), plan.default)
-        raise ConfigError(
-            f"{'' if path is None else f'{path}: '}{policy.where}.quantization must not quantise "
-            f"any layer yet; got {first}. Quantised kernels are not built in this version; remove "
-            "the section."
-        )

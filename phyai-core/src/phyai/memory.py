@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from phyai.errors import CapacityError, ConfigError, StaticCacheError
+from phyai.cuda_graph import capturing
+from phyai.errors import CapacityError, ConfigError, CudaGraphError, StaticCacheError
 
 LOWER = "max_batch_size, the number of live caches or the token bucket, or raise the memory budget"
 
@@ -68,7 +69,16 @@ class Arena:
     def allocate_all(
         self, specs: Mapping[str, tuple[Sequence[int], torch.dtype]], zero: bool = True
     ) -> dict[str, Tensor]:
-        """Return a buffer per name, or allocate none: the total is checked first."""
+        """Return a buffer per name, or allocate none: the total is checked first.
+
+        Raises: as ``allocate``; CudaGraphError while a graph records: a buffer made there would
+            belong to the graph's pool, whose memory other graphs use too.
+        """
+        if capturing():
+            raise CudaGraphError(
+                f"buffers must be allocated before a graph records; got {_names(specs)} during a "
+                "capture. Declare them in the CacheSpec or allocate them in load()."
+            )
         with self._lock:
             for name in specs:
                 if name in self._buffers:
@@ -109,6 +119,11 @@ class Arena:
 
     def get(self, name: str) -> Tensor | None:
         return self._buffers.get(name)
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Return every buffer by name."""
+        with self._lock:
+            return dict(self._buffers)
 
     def __contains__(self, name: object) -> bool:
         return name in self._buffers

@@ -104,14 +104,22 @@ class Runner:
         return results
 
     def refresh(self) -> None:
-        """Rebuild weight-derived tables of every live grid, in place."""
+        """Rebuild weight-derived tables of every live grid, in place.
+
+        Graphs whose tensors are at other addresses afterwards are captured anew.
+        """
         self.adapter.refresh()
         for bound in self._bound.values():
             _each(bound.predict, "prepare_grid", bound.grid)
+        self.services.graphs.recapture_moved()
 
     def wrap_prediction(self, predict: Denoiser) -> Denoiser:
         """Apply the hooks outside guidance; at set-up of a key, never during a request."""
         return self._binder.bind_denoiser("prediction", predict)
+
+    def model_objects(self, predict: Denoiser) -> Mapping[str, object]:
+        """Return what holds the tensors that regions read besides their cache's."""
+        return {**self.adapter.dump_targets(), "denoiser": _chain(predict)}
 
     def close(self) -> None:
         while self._bound:
@@ -230,7 +238,10 @@ class _Bound:
 
     def result(self) -> Tensors:
         """Return x of the batch's own rows, in fresh tensors."""
-        return {leaf: tensor[: self.cache.rows].clone() for leaf, tensor in self.x.items()}
+        own = {leaf: tensor[: self.cache.rows].clone() for leaf, tensor in self.x.items()}
+        for leaf, tensor in own.items():
+            self.runner.services.profile.record(f"result.{leaf}", tensor)
+        return own
 
     def close(self) -> None:
         self.runner.services.graphs.release(self._name)
@@ -267,10 +278,14 @@ class _Bound:
         if region is None:
             unsafe = next((type(p).__name__ for p in parts if not _capture_safe(p)), None)
             region = self.runner.services.graphs.capture(
-                f"{self._name}/{name}", fn, (self.key, self.cache.capacity), unsafe=unsafe
+                f"{self._name}/{name}",
+                fn,
+                (self.key, self.cache.capacity),
+                unsafe=unsafe,
+                reads=self.runner.model_objects(self.predict),
             )
             self._regions[name] = region
-        return fn if self.runner.services.profile.recorder.active else region
+        return fn if self.runner.services.profile.recorder.inside else region
 
 
 class _Recorded:

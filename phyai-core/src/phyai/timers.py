@@ -109,6 +109,12 @@ class Recorder:
     def wants(self, name: str) -> bool:
         return self.active and (self._names is None or name in self._names)
 
+    @property
+    def inside(self) -> bool:
+        """Whether somebody listens to what only eager code says: all but ``result.<leaf>``."""
+        names = self._names
+        return self.active and (names is None or any(not n.startswith("result.") for n in names))
+
     def put(self, name: str, tensor: Tensor) -> None:
         """Append a detached CPU copy of the tensor to the list under this name."""
         if self.wants(name):
@@ -118,7 +124,8 @@ class Recorder:
     def recording(self, names: Collection[str] | None = None) -> Iterator[dict[str, list[Tensor]]]:
         """Record these names (None: all) and yield the dict they arrive in.
 
-        Captured regions do not run Python: record with the eager functions.
+        Captured regions do not run Python: the runner takes their eager functions meanwhile,
+        unless only results are wanted.
         Recordings nest; the inner one takes the tensors.
         """
         before = (self.active, self._names, self._tensors)

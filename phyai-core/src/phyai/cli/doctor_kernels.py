@@ -146,4 +146,4 @@ def _print_policy(policy: dict[str, Any]) -> None:
         said = f"matches {', '.join(here)}" if here else f"not here: {'; '.join(reasons)}"
         print(f"  {rule['kind']} {rule['id']}, priority {rule['priority']}: {said}")
     for line in policy["quantization"]:
-        print(f"  quantization, not built yet: {line}")
+        print(f"  quantization: {line}")

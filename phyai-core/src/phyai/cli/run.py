@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,6 +32,7 @@ from phyai.errors import ConfigError, RequestError
 if TYPE_CHECKING:
     from phyai.cli.run_report import Outcome
     from phyai.cli.run_setup import Setup
+    from phyai.graph import RegionReport
     from phyai.types import Observation
 
 
@@ -187,7 +188,24 @@ def _execute(setup: Setup, request: Observation, repeat: int, *, show_header: bo
         except RequestError as error:
             hint = needs(engine.adapter.expects(), setup.manifest)
             raise RequestError(f"{error} {hint}".rstrip()) from error
+        for line in compiled_lines(engine.core.services.graphs.report()):
+            print(line, file=sys.stderr)
     return replace(outcome, result=result, timings=tuple(timings))
+
+
+def compiled_lines(regions: Sequence[RegionReport]) -> list[str]:
+    """Return what was compiled or captured and in what time, and what fell back to eager."""
+    lines = []
+    for mode, verb in (("inductor", "compiled"), ("cuda", "captured")):
+        done = [region for region in regions if region.mode == mode and region.captures]
+        if done:
+            seconds, size = sum(r.compile_s for r in done), sum(r.nbytes for r in done)
+            more = f", {size / 2**20:,.0f} MiB" if size else ""
+            if cached := sum(region.cached for region in done):
+                more += f", {cached} of them from the compiler's cache"
+            lines.append(f"graphs: {len(done)} regions {verb} in {seconds:.1f} s{more}")
+    eager = [region for region in regions if region.mode == "eager" and region.reason]
+    return lines + [f"graphs: {r.name} runs eagerly: {r.reason}" for r in eager]
 
 
 def _dtype(engine: Any) -> str:

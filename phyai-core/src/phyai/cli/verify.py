@@ -1,4 +1,4 @@
-"""`phyai verify`: the cases of a golden folder through the engine, tensor by tensor."""
+"""`phyai verify`: a golden folder tensor by tensor, or own kernels against the reference ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phyai.cli import console
-from phyai.cli.options import DebugOption, JsonOption
+from phyai.cli.options import (
+    ArgOption,
+    CheckpointOption,
+    DebugOption,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    PluginOption,
+    PresetOption,
+    RevisionOption,
+    SetOption,
+    TokenizerOption,
+)
 from phyai.errors import ConfigError, PhyaiError, PluginError
 
 if TYPE_CHECKING:
@@ -35,20 +47,74 @@ class Verdict:
 
 
 def verify(
-    plugin: Annotated[str, typer.Option("--plugin", metavar="PLUGIN", help="Id of the plugin.")],
+    plugin: PluginOption = None,
     golden: Annotated[
-        Path, typer.Option("--golden", metavar="DIR", help="Folder of golden cases.")
-    ],
+        Path | None, typer.Option("--golden", metavar="DIR", help="Folder of golden cases.")
+    ] = None,
     case: Annotated[
         str, typer.Option("--case", metavar="GLOB", help="Only cases whose file name matches.")
     ] = "*",
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against", metavar="reference", help="Compare the kernels in use with the reference."
+        ),
+    ] = None,
+    noises: Annotated[
+        int, typer.Option("--noises", min=1, help="Requests to compare, each with its own noise.")
+    ] = 20,
+    min_cosine: Annotated[
+        float,
+        typer.Option("--min-cosine", min=-1.0, max=1.0, help="Least cosine of x after any step."),
+    ] = 0.999,
+    max_abs: Annotated[
+        float | None,
+        typer.Option("--max-abs", min=0.0, help="Largest error of a result. Default: no limit."),
+    ] = None,
+    preset: PresetOption = None,
+    checkpoint: CheckpointOption = None,
+    revision: RevisionOption = None,
+    dtype: DtypeOption = None,
+    device: DeviceOption = "auto",
+    tokenizer: TokenizerOption = None,
+    arg: ArgOption = None,
+    set_: SetOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Run every case of a golden folder and print each tensor's largest error and its tolerance.
 
-    Exit code 1 when a tensor is over its tolerance or a case cannot be run.
+    With --against reference: run a preset or checkpoint with the kernels in use and again with
+    the reference ones, and print the largest error and least cosine of x after each solver step.
+    Exit code 1 when something is over its tolerance or a case cannot be run.
     """
+    if (golden is None) == (against is None):
+        raise ConfigError(
+            "verify needs one of --golden DIR and --against reference; got "
+            f"{'neither' if golden is None else 'both'}."
+        )
+    if golden is None:
+        from phyai.cli import verify_reference
+        from phyai.cli.run_setup import RunOptions
+
+        options = RunOptions(
+            plugin=plugin, preset=preset, checkpoint=checkpoint, revision=revision, dtype=dtype,
+            device=device, tokenizer=tokenizer, args=arg or (), settings=set_ or (),
+        )  # fmt: skip
+        limits = verify_reference.Limits(min_cosine, max_abs)
+        verify_reference.run(against or "", options, noises, limits, json=json)
+        return
+    if plugin is None:
+        raise ConfigError("--golden needs --plugin PLUGIN, whose cases they are; got none.")
+    if preset or checkpoint or arg or set_:
+        raise ConfigError(
+            "--golden cases choose their own checkpoint and settings; got --preset, --checkpoint, "
+            "--arg or --set. Drop them, or use --against reference."
+        )
+    _verify_golden(plugin, golden, case, json=json, debug=debug)
+
+
+def _verify_golden(plugin: str, golden: Path, case: str, *, json: bool, debug: bool) -> None:
     from phyai.plugins import find
 
     find(plugin)  # a wrong id is answered before torch is imported

@@ -31,10 +31,14 @@ from phyai.errors import ConfigError
 
 DTYPES = ("float32", "bfloat16", "float16")
 ARCHS = (80, 87, 89, 90, 100, 110, 120)
-SPILL_LIMITS: Mapping[str, int] = {"attention_split_kernel": 32, "modulated_norm_kernel": 16}
+SPILL_LIMITS: Mapping[str, int] = {
+    "attention_split_kernel": 32,
+    "modulated_norm_kernel": 16,
+    "int8_linear_kernel": 16,
+}
 """Kernel name -> bytes of spill stores and loads that are tolerated; 0 for every other kernel.
 
-The assembler spills a few words of these two on some architectures, with registers to spare.
+The assembler spills a few words of these on some architectures, with registers to spare.
 """
 SHARED_LIMITS = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227}
 """KiB of shared memory one program may use, by architecture; 99 for those that are not listed."""
@@ -102,7 +106,7 @@ def compile_task(task: Task, known: Mapping[str, Report]) -> list[Report]:
     dtype = getattr(torch, task.dtype)
     known = dict(known)
     found: list[Report] = []
-    for example in examples(task.op, dtype):
+    for example in examples(task.row, dtype):
         facts = {**example.facts, "device.arch": f"sm{task.arch}", "rounding": "free"}
         choice = KernelTable().explain_one(task.op, device="cuda", dtype=dtype, **facts)
         if choice.row != task.row:

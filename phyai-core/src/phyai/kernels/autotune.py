@@ -18,6 +18,7 @@ import torch
 
 from phyai.errors import ConfigError
 from phyai.kernels.policy import fingerprint
+from phyai.kernels.quant import scheme_of
 from phyai.kernels.rows import Kernel, KernelRow
 from phyai.kernels.samples import Sample, sample
 
@@ -66,6 +67,7 @@ class Autotuner:
     benchmark: None for ``seconds``, which skips ops without a sample.
     cache: JSON file of results; they hold for the same rows, policy, facts and device.
     capturing: whether a graph is being recorded; nothing is measured then.
+    worth: tells from the facts whether a decision is worth measuring.
     """
 
     def __init__(
@@ -74,10 +76,11 @@ class Autotuner:
         cache: str | os.PathLike[str] | None = None,
         *,
         capturing: Callable[[], bool] = lambda: False,
+        worth: Callable[[Mapping[str, Any]], bool] = lambda facts: True,
     ) -> None:
         self._benchmark = benchmark
         self._path = None if cache is None else Path(cache)
-        self._capturing = capturing
+        self._capturing, self._worth = capturing, worth
         self._known: dict[str, dict[str, Any]] = {} if self._path is None else _read(self._path)
 
     def best(
@@ -93,6 +96,8 @@ class Autotuner:
         scope: fingerprints of catalogue and policy.  measure: False to look at the cache only.
         Raises: ConfigError when the benchmark returns no finite number.
         """
+        if not self._worth(facts):
+            return None
         names = [row.name for row, _ in fits]
         plain = {name: facts[name] for name in sorted(facts)}
         key = fingerprint([CACHE_VERSION, scope, plain, names])
@@ -143,7 +148,10 @@ def _packed(
     if pack is None or made is None:
         return made
     x, weight, *rest = made.args
-    return Sample((x, pack(weight, str(facts.get("epilogue", "none"))), *rest), made.kwargs)
+    # As a layer packs: for the epilogue only where the row does it itself.
+    wanted = str(facts.get("epilogue", "none"))
+    epilogue = wanted if wanted in row.epilogues else "none"
+    return Sample((x, pack(weight, epilogue, scheme_of(facts)), *rest), made.kwargs)
 
 
 def _verdict(costs: Mapping[str, float | str]) -> Measured:

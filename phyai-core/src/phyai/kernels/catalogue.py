@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from phyai.kernels import cpu, onednn, reference
+from phyai.kernels.native_rows import NATIVE_ROWS
+from phyai.kernels.quant_rows import QUANT_ROWS
 from phyai.kernels.rows import FLOATS, GENERAL, OPTIMIZED, REFERENCE, KernelRow
 from phyai.kernels.triton_rows import TRITON_ROWS
 
@@ -87,5 +89,7 @@ CATALOGUE: tuple[KernelRow, ...] = (
         predicate=cpu.rounding_may_differ,
         priority=GENERAL,
     ),
+    *NATIVE_ROWS,
     *TRITON_ROWS,
+    *QUANT_ROWS,
 )

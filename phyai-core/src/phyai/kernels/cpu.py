@@ -57,8 +57,11 @@ def _upcast_product(a: Tensor, b: Tensor) -> Tensor:
 
 def no_16_bit_arithmetic(facts: Mapping[str, Any]) -> bool | str:
     """Accept CPUs whose vector unit is older than AVX-512."""
-    unit = torch.backends.cpu.get_cpu_capability()
-    return unit in ("DEFAULT", "AVX2") or f"this CPU ({unit}) multiplies 16-bit matrices itself"
+    return not has_16_bit_arithmetic() or "this CPU multiplies 16-bit matrices itself"
+
+
+def has_16_bit_arithmetic() -> bool:
+    return torch.backends.cpu.get_cpu_capability() not in ("DEFAULT", "AVX2")
 
 
 def sdpa_attention(

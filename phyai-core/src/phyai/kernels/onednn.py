@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 ROWS = 64
 """Rows of x that the layout is chosen for; it serves every other number too."""
+STEP = 32
+"""Larger numbers of rows are rounded up to it: oneDNN compiles and keeps code for each number."""
 
 
 class OneDnnWeight:
@@ -47,18 +49,25 @@ def linear(
     Shapes: as ``reference.linear``.
     Rounding: once, after the activation: one rounding point less than the reference has.
     """
-    if epilogue == "gelu_tanh":
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(
-            x, weight.blocked, bias, "gelu", [], "tanh"
-        )
-    else:
-        out = torch.ops.mkldnn._linear_pointwise(x, weight.blocked, bias, "none", [], "")
+    rows = x.numel() // max(x.shape[-1], 1)
+    if rows <= STEP or rows % STEP == 0:
+        return _product(x, weight, bias, epilogue)
+    padded = x.new_zeros(-(-rows // STEP) * STEP, x.shape[-1])
+    padded[:rows] = x.reshape(rows, -1)
+    return _product(padded, weight, bias, epilogue)[:rows].view(*x.shape[:-1], -1)
+
+
+def _product(x: Tensor, weight: OneDnnWeight, bias: Tensor | None, epilogue: str) -> Tensor:
+    attribute, algorithm = ("gelu", "tanh") if epilogue == "gelu_tanh" else ("none", "")
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(
+        x, weight.blocked, bias, attribute, [], algorithm
+    )
     return out
 
 
 def fits(facts: Mapping[str, Any]) -> bool | str:
     """Accept float32, and bfloat16 where the CPU computes with it."""
-    if not torch.backends.mkldnn.is_available():
+    if not torch._C._has_mkldnn:
         return "this torch has no oneDNN"
     if facts["dtype"] == "float32" or bfloat16_on_this_cpu():
         return True

@@ -36,6 +36,7 @@ class KernelRow:
         takes its result in place of the weight, and only callers that pack (``Linear``) get it.
     epilogues: what a linear row does to its result in the same pass; ``Linear`` adds the others.
     formats: quantised formats a row runs, as ``quant_format`` writes them; "" is none.
+    rounded_inputs: a row of quantised inputs also takes them rounded: ``QuantizedActivations``.
 
     >>> from phyai.kernels import KernelRow, KernelTable
     >>> table = KernelTable()
@@ -58,6 +59,7 @@ class KernelRow:
     pack: Pack | str | None = None
     epilogues: tuple[str, ...] = ("none",)
     formats: tuple[str, ...] = ("",)
+    rounded_inputs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

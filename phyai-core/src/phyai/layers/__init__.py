@@ -1,8 +1,18 @@
 """Building blocks of networks: thin modules around the kernel table."""
 
 from phyai.layers.linear import Linear
-from phyai.layers.norm import LayerNorm, RMSNorm
+from phyai.layers.norm import LayerNorm, RMSNorm, norm_op
 from phyai.layers.placement import Placement
+from phyai.layers.table_linear import TableLinear
 from phyai.layers.vision import VisionConfig, VisionTower
 
-__all__ = ["LayerNorm", "Linear", "Placement", "RMSNorm", "VisionConfig", "VisionTower"]
+__all__ = [
+    "LayerNorm",
+    "Linear",
+    "Placement",
+    "RMSNorm",
+    "TableLinear",
+    "VisionConfig",
+    "VisionTower",
+    "norm_op",
+]

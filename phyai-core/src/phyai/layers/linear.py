@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from phyai.errors import KernelUnavailable
 from phyai.kernels.packing import PackedWeight
+from phyai.kernels.quant import QuantizedActivations
 from phyai.layers.placement import Placement
 from phyai.weights import claim, fused
 
@@ -19,7 +21,8 @@ class Linear(nn.Module):
     stacked in order.
     epilogue: f, of ``phyai.kernels.packing.EPILOGUES``; gated ones halve the outputs.
     packed: False keeps the weight as the checkpoint has it, for callers that read ``weight``.
-    Shapes: x [..., in] of the weight's dtype -> [..., sum(out)].
+    Shapes: x [..., in] of the weight's dtype -> [..., sum(out)]; or rounded per token by the norm
+    before it, see ``takes_rounded``.
 
     After loading, the kernel's own layout replaces the weight (``pack``); ``weight`` then has shape
     and dtype but no values, until ``unpack``.
@@ -55,15 +58,20 @@ class Linear(nn.Module):
             self.bias = claim(at.parameter(total), *(f"{n}.bias" for n in legs), loader=loader)
         self.epilogue = epilogue
         self.scheme = at.scheme(legs, type(self).__name__) if packed else None
-        self._kernel = at.choose(
-            "linear",
-            in_features=in_features,
-            out_features=total,
-            bias=bias,
-            epilogue=epilogue,
-            packed=packed,
+        facts = {
+            "in_features": in_features,
+            "out_features": total,
+            "bias": bias,
+            "epilogue": epilogue,
+            "packed": packed,
             **(self.scheme.facts() if self.scheme else {}),
-        )
+        }
+        try:
+            self._kernel = at.choose("linear", **facts)
+        except KernelUnavailable as error:
+            form = f", quantised to {self.scheme}," if self.scheme else ""
+            told = f"layer {', '.join(legs)}{form} must have a kernel; {error}"
+            raise KernelUnavailable(told) from error
         self._pack = self._kernel.pack
         self._packed: PackedWeight | None = None
         self.is_packed = False  # the values are in the kernel's layout only
@@ -80,7 +88,14 @@ class Linear(nn.Module):
         """Return the name of the kernel row that runs this layer."""
         return self._kernel.row.name
 
-    def forward(self, x: Tensor) -> Tensor:
+    @property
+    def takes_rounded(self) -> str | None:
+        """Return the format in which it takes ``QuantizedActivations`` too, such as ``int8``."""
+        if self.scheme is None or self.scheme.input is None or not self._kernel.row.rounded_inputs:
+            return None
+        return self.scheme.input.dtype
+
+    def forward(self, x: Tensor | QuantizedActivations) -> Tensor:
         if self._pack is not None and not self.is_packed:
             self.pack()
         weight = self.weight if self._packed is None else self._packed
@@ -95,7 +110,8 @@ class Linear(nn.Module):
         if self._pack is None or self.is_packed:
             return
         if self._packed is None:
-            self._packed = self._pack(self.weight.data, self.epilogue, self.scheme)
+            epilogue = self.epilogue if self._fuses else "none"
+            self._packed = self._pack(self.weight.data, epilogue, self.scheme)
         else:
             self._packed.repack(self.weight.data)
         self.is_packed = True

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from phyai.kernels.quant import QuantizedActivations
+from phyai.layers.linear import Linear
 from phyai.layers.placement import Placement
 from phyai.weights import claim
 
@@ -27,17 +32,35 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps, self.offset = eps, offset
         self.weight = claim(at.parameter(width, dtype=torch.float32), f"{name}.weight")
-        self._norm = at.select("rms_norm", width=width)
-        self._add_norm = at.select("add_rms_norm", width=width)
+        self._at, self._width = at, width
+        self.feed()
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self._norm(x, self.weight, self.eps, offset=self.offset)
+    def feed(self, *layers: Linear) -> None:
+        """Give the norm to these layers and nothing else: as int8 tokens where all take them."""
+        self._norm = self._at.select(norm_op("rms_norm", layers), width=self._width)
+        self._add_norm = self._at.select(norm_op("add_rms_norm", layers), width=self._width)
+
+    def forward(self, x: Tensor) -> Tensor | QuantizedActivations:
+        out: Tensor | QuantizedActivations = self._norm(
+            x, self.weight, self.eps, offset=self.offset
+        )
         return out
 
-    def add(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def add(self, x: Tensor, y: Tensor) -> tuple[Tensor, Any]:
         """Return x + y and its norm, in one pass."""
-        out: tuple[Tensor, Tensor] = self._add_norm(x, y, self.weight, self.eps, offset=self.offset)
+        out: tuple[Tensor, Any] = self._add_norm(x, y, self.weight, self.eps, offset=self.offset)
         return out
+
+
+def norm_op(op: str, layers: Sequence[Linear]) -> str:
+    """Return the op of a norm that only ``layers`` read, ``<op>_quant`` where all take int8 tokens.
+
+    >>> from phyai.layers.norm import norm_op
+    >>> norm_op("ada_rms_norm", [])
+    'ada_rms_norm'
+    """
+    rounded = bool(layers) and all(layer.takes_rounded == "int8" for layer in layers)
+    return f"{op}_quant" if rounded else op
 
 
 class LayerNorm(nn.Module):

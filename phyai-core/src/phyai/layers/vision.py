@@ -78,7 +78,15 @@ class VisionLayer(nn.Module):
             f"{mlp}.fc1", width, config.intermediate_size, at, bias=True, epilogue="gelu_tanh"
         )
         self.fc2 = Linear(f"{mlp}.fc2", config.intermediate_size, width, at, bias=True)
-        self._attention = at.select("attention", head_dim=self.head_dim, masked=False)
+        self._attention = at.select(
+            "attention",
+            head_dim=self.head_dim,
+            heads=self.heads,
+            kv_heads=self.heads,
+            queries=config.num_patches,
+            keys=config.num_patches,
+            masked=False,
+        )
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the new x and what is still to be added to it.

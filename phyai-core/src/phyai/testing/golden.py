@@ -58,6 +58,11 @@ class GoldenRunner:
         )
         self._engines: dict[str, Engine] = {}
 
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        """Return the engines that are open, one per set of adapter arguments."""
+        return tuple(self._engines.values())
+
     def run(self, path: Path, root: Path) -> list[CaseResult]:
         """Return one result per run of the case; an empty one when its kind has no run."""
         runs = self._runs(path, root)

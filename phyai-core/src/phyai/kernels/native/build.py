@@ -15,32 +15,47 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from phyai.errors import KernelUnavailable
 
 SOURCES = Path(__file__).parent / "src"
 # no -ffast-math: inf and NaN keep their meaning, so that a broken result can be seen
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fno-math-errno", "-ffp-contract=fast", "-fopenmp")
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-fvisibility=hidden",  # two libraries in one process share nothing
+    "-fno-math-errno",
+    "-ffp-contract=fast",
+    "-fopenmp",
+)
 COMPILERS = ("c++", "g++", "clang++")
 TIMEOUT_S = 300
 
 
-def build(folder: Path, march: str = "native", defines: Sequence[str] = ()) -> Path:
+def build(
+    folder: Path,
+    march: str = "native",
+    defines: Sequence[str] = (),
+    prefixes: tuple[str, ...] = ("",),
+) -> Path:
     """Return the path of the compiled and checked library, compiling when it is not in ``folder``.
 
     march: the instruction set of the compiler's ``-march``.  defines: macros set for the compile.
+        prefixes: only sources whose names start so; a library of some is checked for what it holds.
     Raises: KernelUnavailable when there is no compiler, or the compile or the check fails.
     """
     compiler = find_compiler(os.environ)
-    flags = [*FLAGS, f"-march={march}", *(f"-D{name}" for name in defines)]
-    target = folder / f"native-{_key(compiler, flags)}.so"
+    flags = compile_flags(march, defines)
+    target = folder / f"native-{_key(compiler, flags, prefixes)}.so"
     if target.is_file():
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as work:
-            made = _compile(compiler, flags, Path(work))
+            made = compile_library(compiler, flags, Path(work), prefixes)
             _check(made)
             made.replace(target)  # whole or not at all, also when two processes build
     except OSError as error:
@@ -49,6 +64,31 @@ def build(folder: Path, march: str = "native", defines: Sequence[str] = ()) -> P
             "Set PHYAI_CACHE."
         ) from error
     return target
+
+
+def compile_flags(march: str, defines: Sequence[str] = ()) -> list[str]:
+    return [*FLAGS, f"-march={march}", *(f"-D{name}" for name in defines)]
+
+
+def compile_library(
+    compiler: str, flags: Sequence[str], work: Path, prefixes: tuple[str, ...] = ("",)
+) -> Path:
+    """Return a library compiled into ``work``, unchecked: its code may be for another CPU.
+
+    Raises: KernelUnavailable when the compiler refuses.
+    """
+
+    def compiled(source: Path) -> str:
+        made = str(work / f"{source.stem}.o")
+        _run([compiler, *flags, "-c", str(source), "-o", made])
+        return made
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(compiled, sources(prefixes)))
+    library = work / "native.so"
+    # Linked without -fopenmp: the OpenMP runtime is the one torch has loaded, with its threads.
+    _run([compiler, "-shared", *objects, "-o", str(library)])
+    return library
 
 
 def find_compiler(environ: Mapping[str, str]) -> str:
@@ -65,14 +105,14 @@ def find_compiler(environ: Mapping[str, str]) -> str:
     )
 
 
-def sources() -> list[Path]:
-    return sorted(SOURCES.glob("*.cpp"))
+def sources(prefixes: tuple[str, ...] = ("",)) -> list[Path]:
+    return sorted(path for path in SOURCES.glob("*.cpp") if path.name.startswith(prefixes))
 
 
-def _key(compiler: str, flags: Sequence[str]) -> str:
+def _key(compiler: str, flags: Sequence[str], prefixes: tuple[str, ...]) -> str:
     """Return 16 hex digits over everything the machine code depends on."""
     digest = hashlib.sha256()
-    for path in sorted(SOURCES.iterdir()):
+    for path in [*sources(prefixes), *sorted(SOURCES.glob("*.h"))]:
         digest.update(path.name.encode() + path.read_bytes())
     digest.update(_run([compiler, "--version"]).encode())
     digest.update(repr((flags, platform.machine(), _cpu())).encode())
@@ -87,18 +127,6 @@ def _cpu() -> str:
         return platform.processor()
     wanted = ("model name", "flags", "Features")
     return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
-
-
-def _compile(compiler: str, flags: Sequence[str], work: Path) -> Path:
-    objects = []
-    for source in sources():
-        made = work / f"{source.stem}.o"
-        _run([compiler, *flags, "-c", str(source), "-o", str(made)])
-        objects.append(str(made))
-    library = work / "native.so"
-    # Linked without -fopenmp: the OpenMP runtime is the one torch has loaded, with its threads.
-    _run([compiler, "-shared", *objects, "-o", str(library)])
-    return library
 
 
 def _check(library: Path) -> None:

@@ -28,7 +28,8 @@ class Library:
         self.isa: str = isa().decode()
 
     def __getattr__(self, name: str) -> ctypes._NamedFuncPointer:
-        return getattr(self.functions, name)
+        function: ctypes._NamedFuncPointer = getattr(self.functions, name)
+        return function
 
 
 @functools.cache

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from phyai.kernels.policy_quant import QuantScheme, TensorQuant
+from phyai.kernels.quant_linear import QuantizedWeight
 from phyai.kernels.triton_rows import WIDEST_ROW
 
 
@@ -21,9 +23,9 @@ class Example:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def examples(op: str, dtype: torch.dtype) -> list[Example]:
-    """Return the calls of an op: every variant of its kernels, at the widest row they accept."""
-    return _EXAMPLES[op](dtype)
+def examples(row: str, dtype: torch.dtype) -> list[Example]:
+    """Return the calls of a row: every variant of its kernels, at the widest row they accept."""
+    return _EXAMPLES[row.removeprefix("triton.")](dtype)
 
 
 def _new(dtype: torch.dtype, *shape: int) -> Tensor:
@@ -92,14 +94,30 @@ def _attend(
     return Example(label, (q, k, k, dim**-0.5, *masks), facts)
 
 
-_EXAMPLES: dict[str, Callable[[torch.dtype], list[Example]]] = {
+def _int8_linear(dtype: torch.dtype, taken: str | None) -> list[Example]:
+    """One of each tile of the kernel."""
+    inputs = None if taken is None else TensorQuant(taken, "per_channel", dynamic=True)
+    scheme = QuantScheme(TensorQuant("int8", "block", (1, 128)), inputs)
+    weight, bias = QuantizedWeight(_new(dtype, 4096, 2048), scheme), _new(dtype, 4096)
+    facts = {"packed": True, **scheme.facts()}
+    return [
+        Example("few rows", (_new(dtype, 50, 2048), weight, None), facts),
+        Example("many rows, bias", (_new(dtype, 968, 2048), weight, bias), facts),
+    ]
+
+
+_RMS_NORMS: dict[str, Callable[[torch.dtype], list[Example]]] = {
     "rms_norm": lambda dtype: _norm(dtype, 1, 1, 1e-6, 1.0),
     "add_rms_norm": lambda dtype: _norm(dtype, 2, 1, 1e-6, 1.0),
+    "ada_rms_norm": lambda dtype: _norm(dtype, 1, 2, 1e-6),
+    "gated_ada_rms_norm": lambda dtype: _norm(dtype, 2, 3, 1e-6),
+}
+_EXAMPLES: dict[str, Callable[[torch.dtype], list[Example]]] = {
+    **_RMS_NORMS,
+    **{f"{name}_quant": made for name, made in _RMS_NORMS.items()},
     "layer_norm": lambda dtype: _norm(dtype, 1, 2, 1e-6),
     "add_layer_norm": lambda dtype: _norm(dtype, 2, 2, 1e-6),
-    "ada_rms_norm": lambda dtype: _norm(dtype, 1, 2, 1e-6),
     "ada_layer_norm": lambda dtype: _norm(dtype, 1, 2, 1e-6),
-    "gated_ada_rms_norm": lambda dtype: _norm(dtype, 2, 3, 1e-6),
     "gated_ada_layer_norm": lambda dtype: _norm(dtype, 2, 3, 1e-6),
     "gated_residual": lambda dtype: _norm(dtype, 2, 1),
     "gelu_tanh_mul": _product,
@@ -110,4 +128,6 @@ _EXAMPLES: dict[str, Callable[[torch.dtype], list[Example]]] = {
     "rope_kv_write": _rope_kv,
     "kv_write": _kv_write,
     "attention": _attention,
+    "int8_linear": lambda dtype: _int8_linear(dtype, "int8"),
+    "int8_weight_linear": lambda dtype: _int8_linear(dtype, None),
 }

@@ -7,7 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from phyai.kernels.quant import QuantizedActivations
 from phyai.kernels.triton.launch import as_rows, block_of, check, launch, spread, warps_of
+from phyai.kernels.triton.quant_linear import options, results, store_int8
 
 _BLOCK = 1024
 
@@ -21,6 +23,7 @@ def modulated_norm_kernel(
     shift_ptr,
     sum_ptr,
     out_ptr,
+    int8_scale_ptr,
     width,
     length,
     x_stride,
@@ -37,7 +40,8 @@ def modulated_norm_kernel(
 ):
     """s = x + gate * y; out = norm(s) * (1 + scale) + shift. One program per token.
 
-    norm(s) = s / rms(s), of s - mean(s) when CENTRED.
+    norm(s) = s / rms(s), of s - mean(s) when CENTRED. With int8_scale the result is rounded to x's
+    type and then to int8.
     """
     token = tl.program_id(0).to(tl.int64)
     row, place = token // length, token % length
@@ -59,8 +63,12 @@ def modulated_norm_kernel(
     shift_at = shift_ptr + row * shift_row + place * shift_token + cols
     scale = tl.load(scale_at, mask=inside, other=0.0).to(tl.float32)
     shift = tl.load(shift_at, mask=inside, other=0.0).to(tl.float32)
-    out = normed * (1.0 + scale) + shift
-    tl.store(out_ptr + token * width + cols, out.to(out_ptr.dtype.element_ty), mask=inside)
+    out = (normed * (1.0 + scale) + shift).to(x_ptr.dtype.element_ty)
+    out_at = out_ptr + token * width + cols
+    if int8_scale_ptr is not None:
+        store_int8(out.to(tl.float32), out_at, int8_scale_ptr + token, inside)
+    else:
+        tl.store(out_at, out, mask=inside)
 
 
 @triton.jit
@@ -104,14 +112,28 @@ def gated_ada_rms_norm(
     x: Tensor, y: Tensor, gate: Tensor, scale: Tensor, shift: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """Return ``reference.gated_ada_rms_norm``, with its roundings."""
-    return _modulated(x, y, gate, scale, shift, eps, False)
+    return _modulated(x, y, gate, scale, shift, eps, False)[:2]
+
+
+def ada_rms_norm_quant(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> QuantizedActivations:
+    """Return ``quant_norm.ada_rms_norm_quant``, with its roundings."""
+    rounded = _modulated(x, None, None, scale, shift, eps, False, to_int8=True)[1:]
+    return QuantizedActivations(*rounded)
+
+
+def gated_ada_rms_norm_quant(
+    x: Tensor, y: Tensor, gate: Tensor, scale: Tensor, shift: Tensor, eps: float
+) -> tuple[Tensor, QuantizedActivations]:
+    """Return ``quant_norm.gated_ada_rms_norm_quant``, with its roundings."""
+    total, *rounded = _modulated(x, y, gate, scale, shift, eps, False, to_int8=True)
+    return total, QuantizedActivations(*rounded)
 
 
 def gated_ada_layer_norm(
     x: Tensor, y: Tensor, gate: Tensor, scale: Tensor, shift: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """Return ``reference.gated_ada_layer_norm``, with its roundings."""
-    return _modulated(x, y, gate, scale, shift, eps, True)
+    return _modulated(x, y, gate, scale, shift, eps, True)[:2]
 
 
 def _modulated(
@@ -122,13 +144,15 @@ def _modulated(
     shift: Tensor,
     eps: float,
     centred: bool,
-) -> tuple[Tensor, Tensor]:
+    to_int8: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the sum, its norm, and the norm's scales; what is not wanted stands for another."""
     check(y is None or x.shape == y.shape, "gated norm x and y", "must have one shape", x, y)
     rows, added = as_rows(x), None if y is None else as_rows(y)
     scale, shift = spread(scale, x), spread(shift, x)
     gate = None if gate is None else spread(gate, x)
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    total = None if y is None else torch.empty_like(out)
+    out, scales = results(x, to_int8)
+    total = None if y is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
     block = block_of(x.shape[-1])
     launch(
         modulated_norm_kernel,
@@ -140,6 +164,7 @@ def _modulated(
         shift,
         total,
         out,
+        scales,
         x.shape[-1],
         scale.shape[1],
         rows.stride(0),
@@ -154,8 +179,9 @@ def _modulated(
         CENTRED=centred,
         BLOCK=block,
         num_warps=warps_of(block),
+        **options(to_int8),
     )
-    return out if total is None else total, out
+    return out if total is None else total, out, out if scales is None else scales
 
 
 def gated_residual(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:

@@ -181,8 +181,9 @@ class PiAdapter(Adapter):
             default_prompt=args.default_prompt,
             overlong=args.overlong,
         )
-        rounding = self.precision.rounding_on(services.device)
-        at = Placement(services.kernels, services.device, self.precision.stack, rounding)
+        at = Placement(
+            services.kernels, services.device, self.precision.stack, self.precision.rounding
+        )
         self.prefix = Prefix(self.pi, self.precision, at, services.profile)
         self.network = self.denoiser_cls(self.pi, self.precision, at, services.profile)
         self.modules = nn.ModuleDict({"prefix": self.prefix, "expert": self.network})

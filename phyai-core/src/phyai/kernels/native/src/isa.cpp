@@ -4,6 +4,8 @@
 PHYAI_API const char* phyai_isa() {
 #if defined(PHYAI_AMX_EMULATED)
   return "amx-emulated";
+#elif defined(PHYAI_PAIRS_EMULATED)
+  return "pairs-emulated";
 #elif defined(__AMX_BF16__) && defined(__AMX_INT8__)
   return "amx";
 #elif defined(__AVX512BF16__)

@@ -8,6 +8,13 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define PHYAI_AVX2 1
+#include <immintrin.h>
+#else
+#define PHYAI_AVX2 0
+#endif
+
 namespace phyai {
 
 #if defined(__AVX512F__)
@@ -30,7 +37,8 @@ struct bf16 {
 // dtype codes of the C interface
 enum Dtype { kFloat = 0, kBf16 = 1 };
 
-inline Vec splat(float x) { return Vec{} + x; }
+// x - 0 is x, also for -0, so that no addition is left; x + 0 would be one.
+inline Vec splat(float x) { return x - Vec{}; }
 
 inline Vec load(const float* p) {
   Vec v;
@@ -39,12 +47,17 @@ inline Vec load(const float* p) {
 }
 
 inline Vec load(const bf16* p) {
+#if PHYAI_AVX2  // the compilers widen 16-bit lanes in halves
+  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return Vec(_mm256_slli_epi32(wide, 16));
+#else
   VecH h;
   std::memcpy(&h, p, sizeof h);
   const VecU wide = __builtin_convertvector(h, VecU) << 16;
   Vec v;
   std::memcpy(&v, &wide, sizeof v);
   return v;
+#endif
 }
 
 inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
@@ -54,13 +67,18 @@ inline VecU bf16_bits(Vec v) {
   VecU u;
   std::memcpy(&u, &v, sizeof u);
   const VecU rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  const VecU nan = (VecU)(v != v);
-  return (rounded & ~nan) | (nan & 0x7fc0u);
+  return v != v ? VecU{} + 0x7fc0u : rounded;
 }
 
 inline void store(bf16* p, Vec v) {
+#if PHYAI_AVX2
+  const __m256i wide = __m256i(bf16_bits(v)), packed = _mm256_packus_epi32(wide, wide);
+  const __m256i joined = _mm256_permute4x64_epi64(packed, 0x08);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(joined));
+#else
   const VecH h = __builtin_convertvector(bf16_bits(v), VecH);
   std::memcpy(p, &h, sizeof h);
+#endif
 }
 
 inline float scalar(float x) { return x; }
@@ -115,13 +133,12 @@ inline Vec select(VecI mask, Vec yes, Vec no) { return mask ? yes : no; }
 inline Vec max(Vec a, Vec b) { return select(a > b, a, b); }
 inline Vec min(Vec a, Vec b) { return select(a < b, a, b); }
 
-// exp(x), relative error below 2e-7; 0 below -87.3, inf above 88.7, NaN stays NaN.
-inline Vec exp(Vec x) {
-  const Vec clamped = min(max(x, splat(-87.336f)), splat(88.7228f));
-  const Vec scaled = clamped * 1.44269504088896341f;
-  const VecI whole = __builtin_convertvector(scaled + select(scaled > 0, splat(0.5f), splat(-0.5f)), VecI);
-  const Vec n = __builtin_convertvector(whole, Vec);
-  Vec r = clamped - n * 0.693359375f;
+// exp(x) for -87 <= x <= 87, relative error below 2e-7; NaN stays NaN. No branch, no conversion.
+inline Vec exp_bounded(Vec x) {
+  const float magic = 12582912.0f;  // 1.5 * 2^23: a sum with it holds its integer in the low bits
+  const Vec whole = x * 1.44269504088896341f + magic;
+  const Vec n = whole - magic;
+  Vec r = x - n * 0.693359375f;
   r = r + n * 2.12194440e-4f;
   Vec p = splat(1.9875691500e-4f);
   p = p * r + 1.3981999507e-3f;
@@ -129,38 +146,42 @@ inline Vec exp(Vec x) {
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  const VecI half = whole >> 1;  // 2^whole in two factors: 2^128 has no exponent of its own
-  VecI e1 = (half + 127) << 23, e2 = (whole - half + 127) << 23;
-  Vec f1, f2;
-  std::memcpy(&f1, &e1, sizeof f1);
-  std::memcpy(&f2, &e2, sizeof f2);
-  const Vec y = p * f1 * f2;
-  const Vec low = select(x < -87.336f, splat(0.0f), y);
-  const Vec high = select(x > 88.7228f, splat(INFINITY), low);
-  return select(x != x, x, high);
+  p = p * (r * r) + (r + 1.0f);
+  VecU bits;
+  std::memcpy(&bits, &whole, sizeof bits);
+  bits = (bits << 23) + (127u << 23);
+  Vec power;
+  std::memcpy(&power, &bits, sizeof power);
+  return p * power;
 }
 
-// tanh(x) = 1 - 2 / (exp(2 x) + 1); near 0 a polynomial keeps the relative error small.
-inline Vec tanh(Vec x) {
-  const Vec far = 1.0f - 2.0f / (exp(2.0f * x) + 1.0f);
-  const Vec s = x * x;
-  Vec p = splat(-5.70498872745e-3f);
-  p = p * s + 2.06390887954e-2f;
-  p = p * s - 5.37397155531e-2f;
-  p = p * s + 1.33314422036e-1f;
-  p = p * s - 3.33332819422e-1f;
-  const Vec near = p * s * x + x;
-  const Vec small = select(x < 0, -x, x);
-  return select(small < 0.625f, near, far);
+// tanh(|x|) = 1 - 2 / (exp(2 |x|) + 1), absolute error below 1e-7; the sign is that of x.
+inline Vec tanh_absolute(Vec x) {
+  VecU bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  const VecU sign = bits & 0x80000000u;
+  bits ^= sign;
+  Vec a;
+  std::memcpy(&a, &bits, sizeof a);
+  const Vec y = 1.0f - 2.0f / (exp_bounded(select(a > 20.0f, splat(40.0f), 2.0f * a)) + 1.0f);
+  std::memcpy(&bits, &y, sizeof bits);
+  bits |= sign;
+  Vec signed_y;
+  std::memcpy(&signed_y, &bits, sizeof signed_y);
+  return signed_y;
 }
 
 inline Vec gelu_tanh(Vec x) {
   const Vec inner = 0.7978845608028654f * (x + 0.044715f * x * x * x);
-  return 0.5f * x * (1.0f + tanh(inner));
+  return 0.5f * x * (1.0f + tanh_absolute(inner));
 }
 
-inline Vec silu(Vec x) { return x / (1.0f + exp(-x)); }
+// x / (1 + exp(-x)); beyond -87 that is 0 (NaN for -inf), beyond 87 it is x.
+inline Vec silu(Vec x) {
+  const VecI low = x < -87.0f;
+  const Vec power = exp_bounded(select(low, splat(0), select(x > 87.0f, splat(-87.0f), -x)));
+  return select(low, x * 0.0f, x / (1.0f + power));
+}
 
 }  // namespace phyai
 

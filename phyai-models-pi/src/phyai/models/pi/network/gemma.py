@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from phyai.layers import Linear, Placement, RMSNorm
+from phyai.layers import Linear, Placement, RMSNorm, TableLinear
 from phyai.models.pi.config import GemmaConfig
 from phyai.weights import claim
 
@@ -40,7 +40,7 @@ class Stream(NamedTuple):
 
 
 class NormOut(NamedTuple):
-    """x with its residual added, n the normalised x, the gate of the residual to come (None = 1)."""
+    """x with its residual added, n its norm, gate of the residual to come (None = 1)."""
 
     x: Tensor
     n: Tensor
@@ -57,7 +57,8 @@ class PlainNorm(nn.Module):
     def forward(self, stream: Stream, modulation: Any = None) -> NormOut:
         if stream.y is None:
             return NormOut(stream.x, self.norm(stream.x), None)
-        return NormOut(*self.norm.add(stream.x, stream.y), None)
+        x, n = self.norm.add(stream.x, stream.y)
+        return NormOut(x, n, None)
 
 
 class AdaptiveNorm(nn.Module):
@@ -69,8 +70,7 @@ class AdaptiveNorm(nn.Module):
     def __init__(self, name: str, width: int, eps: float, at: Placement) -> None:
         super().__init__()
         self.eps = eps
-        wide = at.with_dtype(torch.float32).with_role("tables")
-        self.dense = Linear(f"{name}.dense", width, 3 * width, wide, bias=True)
+        self.dense = TableLinear(f"{name}.dense", width, 3 * width, at)
         self._norm = at.select("ada_rms_norm", width=width)
         self._add_norm = at.select("gated_ada_rms_norm", width=width)
 
@@ -80,7 +80,8 @@ class AdaptiveNorm(nn.Module):
         x, y, gate_before = stream
         if y is None:
             return NormOut(x, self._norm(x, scale, shift, self.eps), gate)
-        return NormOut(*self._add_norm(x, y, gate_before, scale, shift, self.eps), gate)
+        x, n = self._add_norm(x, y, gate_before, scale, shift, self.eps)
+        return NormOut(x, n, gate)
 
 
 class DecoderLayer(nn.Module):
@@ -158,8 +159,8 @@ class DecoderLayer(nn.Module):
 
     def _heads(self, joined: Tensor, *counts: int) -> list[Tensor]:
         """Return the parts [B, T, count, D] of a fused projection."""
-        per_head = joined.unflatten(-1, (sum(counts), self.head_dim))
-        return list(per_head.split(counts, dim=-2))
+        per_head = joined.view(*joined.shape[:-1], sum(counts), self.head_dim)
+        return list(torch.split(per_head, list(counts), dim=-2))
 
 
 class Embedding(nn.Module):

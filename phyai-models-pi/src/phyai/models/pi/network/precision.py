@@ -28,13 +28,14 @@ class Precision:
     stack: torch.dtype
     rope_freq: torch.dtype = torch.float32
 
-    def rounding_on(self, device: torch.device) -> str:
+    @property
+    def rounding(self) -> str:
         """Return ``free`` where faster kernels may keep more bits than the official code.
 
-        That is ``bf16_openpi`` on an accelerator: its official result comes from another compiler
-        already. ``bf16_lerobot`` reproduces an implementation, and the CPU is where it is checked.
+        That is ``bf16_openpi``: its official result comes from a compiler that fuses already.
+        ``bf16_lerobot`` reproduces an implementation.
         """
-        return "free" if self.name == "bf16_openpi" and device.type != "cpu" else "official"
+        return "free" if self.name == "bf16_openpi" else "official"
 
 
 PRECISIONS = {

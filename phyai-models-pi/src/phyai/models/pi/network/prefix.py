@@ -45,8 +45,11 @@ class Prefix(nn.Module):
         super().__init__()
         self.config, self.profile, self.stack = config, profile, precision.stack
         text, vision = config.text, config.vision
-        stack = at.with_dtype(precision.stack).with_role("prefix")
-        tower = at.with_dtype(precision.vision).with_role("vision")
+        # About how many tokens a request has; each layer serves any number.
+        patches = vision.num_patches * max(len(config.cameras), 1)
+        tokens = patches + config.tokenizer_max_length
+        stack = at.with_dtype(precision.stack).with_role("prefix", tokens)
+        tower = at.with_dtype(precision.vision).with_role("vision", patches)
         sizes = VisionConfig(
             vision.hidden_size,
             vision.num_hidden_layers,
@@ -84,8 +87,13 @@ class Prefix(nn.Module):
         self.norm = PlainNorm(f"{LANGUAGE}.norm", text.hidden_size, text.rms_norm_eps, stack)
         self.scale, self.rope_freq = text.head_dim**-0.5, precision.rope_freq
         self._rope = stack.select("rope_cos_sin")
-        self._dense = stack.select("attention", head_dim=text.head_dim, masked=False)
-        self._masked = stack.select("attention", head_dim=text.head_dim, masked=True)
+        facts = {
+            "head_dim": text.head_dim,
+            "heads": text.num_attention_heads,
+            "kv_heads": text.num_key_value_heads,
+        }
+        self._dense = stack.select("attention", masked=False, **facts)
+        self._masked = stack.select("attention", masked=True, **facts)
 
     def cache_buffers(self, shape: PrefixShape) -> Mapping[str, BufferSpec]:
         """Return the cache buffers of one cache, per row."""

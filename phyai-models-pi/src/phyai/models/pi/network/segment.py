@@ -35,7 +35,12 @@ class Segment:
         self.head_dim, self.dtype, self.theta = config.head_dim, at.dtype, config.rope_theta
         self.scale = config.head_dim**-0.5
         self._rope: Callable[..., tuple[Tensor, Tensor]] = at.select("rope_cos_sin")
-        facts = {"head_dim": config.head_dim, "queries": count}
+        facts = {
+            "head_dim": config.head_dim,
+            "heads": config.num_attention_heads,
+            "kv_heads": config.num_key_value_heads,
+            "queries": count,
+        }
         self._dense = at.select("attention", masked=False, **facts)
         self._masked = at.select("attention", masked=True, **facts)
 

@@ -1,0 +1,110 @@
+"""Random weights both sides load: a checkpoint in the released layout, written once per depth.
+
+The values of a tensor depend on the seed and its name alone. bfloat16 on disk, so that the same
+numbers serve bf16 and fp32 runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from benchmarks.peers.sizes import LM_HEAD, Sizes
+from torch import Tensor
+
+VERSION = 1
+"""Goes up whenever the values change."""
+_CHUNK = 2**20
+
+Say = Callable[[str], None]
+
+
+def cached_checkpoint(cache: Path, sizes: Sizes, seed: int, say: Say) -> Path:
+    """Return the folder of the checkpoint of these sizes and this seed, written when missing.
+
+    Raises: OSError when the disk has no room; nothing half-written stays under the final name.
+    """
+    text = json.dumps([VERSION, seed, sizes.arch_json(), sizes.config_json()])
+    name = f"pi05-l{sizes.text.num_hidden_layers}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    folder = cache / name
+    if (folder / "model.safetensors").is_file():
+        return folder
+    cache.mkdir(parents=True, exist_ok=True)
+    nbytes = 2 * sum(math.prod(shape) for _, shape in sizes.tensors())
+    free = shutil.disk_usage(cache).free
+    if free < nbytes + 2**30:
+        raise OSError(
+            f"weights cache {cache} must have {nbytes / 2**30:.1f} GiB and one to spare; "
+            f"got {free / 2**30:.1f} GiB free. Name another folder with --weights-cache."
+        )
+    say(f"writing random weights, {nbytes / 1e9:.1f} GB, to {folder}")
+    scratch = Path(tempfile.mkdtemp(prefix=".writing.", dir=cache))
+    try:
+        write_checkpoint(scratch, sizes, seed)
+        os.replace(scratch, folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return folder
+
+
+def write_checkpoint(folder: Path, sizes: Sizes, seed: int) -> None:
+    """Write config.json, arch.json and model.safetensors, one tensor at a time."""
+    for name, data in (("config.json", sizes.config_json()), ("arch.json", sizes.arch_json())):
+        (folder / name).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    named = sorted(sizes.tensors())
+    header, at = {}, 0
+    for name, shape in named:
+        end = at + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    text += b" " * (-len(text) % 8)
+    with open(folder / "model.safetensors", "wb") as file, ThreadPoolExecutor(2) as pool:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, shape in named:
+            file.write(draw(name, shape, seed, pool).view(torch.int16).numpy().data)
+
+
+def draw(
+    name: str, shape: tuple[int, ...], seed: int, pool: ThreadPoolExecutor | None = None
+) -> Tensor:
+    """Return the bfloat16 values of one tensor."""
+    mean, std = moments(name, shape)
+    values = torch.empty(math.prod(shape), dtype=torch.bfloat16)
+
+    def fill(start: int) -> None:
+        digest = hashlib.sha256(f"{seed}/{start}/{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        part = values[start : start + _CHUNK]
+        part.copy_(torch.empty(part.numel()).normal_(mean, std, generator=generator))
+
+    list((pool.map if pool else map)(fill, range(0, values.numel(), _CHUNK)))
+    return values.view(shape)
+
+
+def moments(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
+    """Return mean and standard deviation that keep every activation of order one.
+
+    Gates are random around zero with deviation ~0.5, so that no sub-layer is switched off.
+    """
+    if "layer_norm" in name or "post_layernorm" in name:  # the tower's: ordinary scale and bias
+        return (1.0, 0.1) if name.endswith("weight") else (0.0, 0.1)
+    if name.endswith("norm.weight"):  # decoder norms store the offset from one
+        return 0.0, 0.1
+    if name.endswith("dense.bias"):
+        return 0.0, 0.3
+    if len(shape) == 1:
+        return 0.0, 0.05
+    if "position_embedding" in name:
+        return 0.0, 0.5
+    fan_in = math.prod(shape[1:])
+    gain = 2.0 if name.startswith("time_mlp") else 1.0
+    return 0.0, gain / math.sqrt(shape[1] if name == LM_HEAD else fan_in)

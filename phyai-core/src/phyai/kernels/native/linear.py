@@ -1,0 +1,261 @@
+"""Linear layers on the CPU over weights packed once: y = x W^T, bias and epilogue in one pass."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phyai.errors import ConfigError
+from phyai.kernels.native.library import Library, library
+
+EPILOGUES = {"none": 0, "gelu_tanh": 1, "gelu_tanh_mul": 2, "silu_mul": 3}
+_GATED = 2  # epilogue codes from here on read gate and up
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+class _Packed(ctypes.Structure):
+    """Mirrors ``phyai::Packed`` in gemm.h."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("n", ctypes.c_int64),
+        ("k", ctypes.c_int64),
+        ("dtype", ctypes.c_int32),
+        ("interleave", ctypes.c_int32),
+    )
+
+
+class _Functions:
+    """The typed functions of one library, looked up once."""
+
+    def __init__(self, lib: Library) -> None:
+        packed, pointer, wide, code = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+        self.kind: int = lib.phyai_gemm_kind()
+        self.bytes = lib.phyai_gemm_bytes
+        self.bytes.argtypes, self.bytes.restype = (packed,), wide
+        self.pack = lib.phyai_gemm_pack
+        self.pack.argtypes, self.pack.restype = (packed, pointer, wide, code), None
+        self.unpack = lib.phyai_gemm_unpack
+        self.unpack.argtypes, self.unpack.restype = (packed, pointer, code), None
+        self.linear = lib.phyai_linear
+        self.linear.argtypes = (packed, pointer, wide, wide, pointer, pointer, code, code)
+
+
+@functools.cache
+def _functions(lib: Library) -> _Functions:
+    _register()  # before torch.compile traces a call: nothing can be registered while it does
+    return _Functions(lib)
+
+
+class PackedLinear:
+    """A weight [out_features, in_features] in the layout of one library, in its own dtype.
+
+    ``data`` (uint8) is as large as the weight, plus the padding of the last columns. With
+    ``interleaved`` the first half of the rows (gate) alternates with the second (up), as the gated
+    epilogues need it.
+    """
+
+    def __init__(
+        self,
+        data: Tensor,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        interleaved: bool,
+        lib: Library,
+    ) -> None:
+        self.data = data
+        self.out_features, self.in_features = shape
+        self.dtype = dtype
+        self.interleaved = interleaved
+        self._functions = _functions(lib)
+        self._kind = self._functions.kind
+        self._fields = _Packed(data.data_ptr(), *shape, _DTYPES[dtype], int(interleaved))
+        self._address = ctypes.addressof(self._fields)
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.numel()
+
+    def unpack(self) -> Tensor:
+        """Return the weight [out_features, in_features], bit for bit."""
+        weight = torch.empty(self.out_features, self.in_features, dtype=self.dtype)
+        self._functions.unpack(self._address, weight.data_ptr(), torch.get_num_threads())
+        return weight
+
+    def repack(self, weight: Tensor) -> None:
+        """Write another weight of the same shape and dtype into the same storage.
+
+        Raises: ConfigError when shape or dtype differ.
+        """
+        shape = (self.out_features, self.in_features)
+        if tuple(weight.shape) != shape or weight.dtype != self.dtype:
+            raise ConfigError(
+                f"repack takes a weight {list(shape)} {self.dtype}; "
+                f"got {list(weight.shape)} {weight.dtype}. Pack it as a new layer."
+            )
+        _check_cpu("weight", weight)
+        if weight.stride(1) != 1 and self.in_features > 1:
+            weight = weight.contiguous()
+        self._functions.pack(
+            self._address, weight.data_ptr(), weight.stride(0), torch.get_num_threads()
+        )
+
+
+def pack(weight: Tensor, *, interleave: bool = False, lib: Library | None = None) -> PackedLinear:
+    """Return the weight in the layout of ``lib``, by default this process's library.
+
+    Shapes: weight [N, K] bfloat16 or float32 on the CPU. interleave: the rows are gate, then up,
+        N / 2 each.
+    Raises: ConfigError for another dtype, device or shape; KernelUnavailable without a library.
+    """
+    if weight.dim() != 2 or weight.dtype not in _DTYPES or 0 in weight.shape:
+        raise ConfigError(
+            f"a packed weight is [N, K], bfloat16 or float32, not empty; "
+            f"got {list(weight.shape)} {weight.dtype}. Cast it or use the plain linear."
+        )
+    if interleave and weight.shape[0] % 2:
+        raise ConfigError(
+            f"an interleaved weight has as many gate rows as up rows; got {weight.shape[0]} rows. "
+            "Pack it without interleave."
+        )
+    _check_cpu("weight", weight)
+    lib = library() if lib is None else lib
+    shape = (weight.shape[0], weight.shape[1])
+    fields = _Packed(None, *shape, _DTYPES[weight.dtype], int(interleave))
+    size = _functions(lib).bytes(ctypes.addressof(fields))
+    data = torch.empty(size, dtype=torch.uint8)
+    packed = PackedLinear(data, shape, weight.dtype, interleave, lib)
+    packed.repack(weight.detach())
+    return packed
+
+
+def linear(
+    x: Tensor, packed: PackedLinear, bias: Tensor | None = None, epilogue: str = "none"
+) -> Tensor:
+    """Return x @ weight.T + bias, through one of ``EPILOGUES``.
+
+    Shapes: x [..., K], bias [N], both in the dtype of the weight -> [..., N], or [..., N / 2] for
+        the epilogues that end in ``_mul``: they need an interleaved weight.
+    Rounding: the fp32 sum with bias is rounded, then the activation, then its product with up:
+        ``reference.linear`` followed by the reference of that name.
+    Raises: ConfigError when dtype, shape, device or epilogue do not fit.
+    """
+    if torch.compiler.is_compiling():
+        shape, kind = (packed.out_features, packed.in_features), packed._kind
+        out: Tensor = torch.ops.phyai.native_linear(
+            x, packed.data, bias, shape, packed.interleaved, kind, epilogue
+        )
+        return out
+    return _run(x, packed, bias, epilogue)
+
+
+def _run(x: Tensor, packed: PackedLinear, bias: Tensor | None, epilogue: str) -> Tensor:
+    code = EPILOGUES.get(epilogue, -1)
+    shape = x.shape
+    k, n = packed.in_features, packed.out_features
+    if (
+        code < 0
+        or (code >= _GATED and not packed.interleaved)
+        or x.dtype is not packed.dtype
+        or not shape
+        or shape[-1] != k
+        or not x.is_cpu
+        or (bias is not None and (bias.dtype is not packed.dtype or bias.numel() != n))
+    ):
+        _refuse(x, packed, bias, epilogue)
+    if not x.is_contiguous():
+        x = x.contiguous()
+    width = n // 2 if code >= _GATED else n
+    out = x.new_empty((*shape[:-1], width))
+    if bias is not None and not (bias.is_contiguous() and bias.is_cpu):
+        bias = bias.cpu().contiguous()
+    failed = packed._functions.linear(
+        packed._address,
+        x.data_ptr(),
+        k,
+        x.numel() // k,
+        None if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        code,
+        torch.get_num_threads(),
+    )
+    if failed:
+        raise MemoryError(f"no memory for the work space of a linear layer on {list(shape)}")
+    return out
+
+
+def _refuse(x: Tensor, packed: PackedLinear, bias: Tensor | None, epilogue: str) -> None:
+    """Raise the ConfigError that says which rule was broken."""
+    if epilogue not in EPILOGUES:
+        raise ConfigError(
+            f"the epilogue is one of {', '.join(EPILOGUES)}; got {epilogue!r}. Choose one of them."
+        )
+    if EPILOGUES[epilogue] >= _GATED and not packed.interleaved:
+        raise ConfigError(
+            f"the epilogue {epilogue} needs an interleaved weight; got a plain one. "
+            "Pack it with interleave=True."
+        )
+    _check_cpu("input", x)
+    wanted = f"x [..., {packed.in_features}] and bias [{packed.out_features}] in {packed.dtype}"
+    got = f"x {list(x.shape)} {x.dtype}"
+    if bias is not None:
+        got += f", bias {list(bias.shape)} {bias.dtype}"
+    raise ConfigError(f"this packed linear takes {wanted}; got {got}. Cast or reshape the input.")
+
+
+@functools.cache
+def _register() -> Any:
+    """Register ``phyai::native_linear``: how a compiled graph calls this process's library."""
+    untyped: Any = torch.library.Library
+    operators = untyped("phyai", "FRAGMENT")  # per call a third of what a custom_op costs
+    operators.define(
+        "native_linear(Tensor x, Tensor data, Tensor? bias, SymInt[] shape, bool interleaved, "
+        "int kind, str epilogue) -> Tensor"
+    )
+    operators.impl("native_linear", _run_operator, "CPU")
+    torch.library.register_fake("phyai::native_linear", _fake_operator, lib=operators)
+    return operators
+
+
+def _run_operator(
+    x: Tensor,
+    data: Tensor,
+    bias: Tensor | None,
+    shape: list[int],
+    interleaved: bool,
+    kind: int,
+    epilogue: str,
+) -> Tensor:
+    lib = library()
+    if kind != _functions(lib).kind:
+        raise ConfigError(
+            f"a compiled linear runs on this process's library; got a weight packed for another "
+            f"(layout {kind}). Pack it again without lib."
+        )
+    return _run(
+        x, PackedLinear(data, (shape[0], shape[1]), x.dtype, interleaved, lib), bias, epilogue
+    )
+
+
+def _fake_operator(
+    x: Tensor,
+    data: Tensor,
+    bias: Tensor | None,
+    shape: list[int],
+    interleaved: bool,
+    kind: int,
+    epilogue: str,
+) -> Tensor:
+    width = shape[0] // 2 if EPILOGUES[epilogue] >= _GATED else shape[0]
+    return x.new_empty((*x.shape[:-1], width))
+
+
+def _check_cpu(name: str, tensor: Tensor) -> None:
+    if not tensor.is_cpu:
+        raise ConfigError(
+            f"the {name} of a native linear lies in CPU memory; got {tensor.device}. Move it there."
+        )

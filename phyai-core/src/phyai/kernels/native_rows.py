@@ -1,0 +1,61 @@
+"""Rows of the C++ kernels: which op, for which dtypes. Compiles nothing until one is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from phyai.kernels.packing import GATED
+from phyai.kernels.rows import OPTIMIZED, KernelRow
+
+PACKAGE = "phyai.kernels.native"
+
+
+def compiled(facts: Mapping[str, Any]) -> bool | str:
+    """Accept machines where the C++ kernels compile and pass their check."""
+    from phyai.kernels.native import available
+
+    return available()
+
+
+def _row(op: str, file: str) -> KernelRow:
+    return KernelRow(
+        op,
+        f"native.{op}",
+        f"{PACKAGE}.{file}:{op}",
+        devices=("cpu",),
+        dtypes=("float32", "bfloat16"),
+        predicate=compiled,
+        priority=OPTIMIZED,
+    )
+
+
+NATIVE_ROWS: tuple[KernelRow, ...] = (
+    KernelRow(
+        "linear",
+        "native.linear",
+        f"{PACKAGE}.linear:linear",
+        devices=("cpu",),
+        dtypes=("float32", "bfloat16"),
+        predicate=compiled,
+        priority=OPTIMIZED + 2,
+        pack=f"{PACKAGE}.packing:pack_weight",
+        epilogues=("none", "gelu_tanh", *GATED),
+    ),
+    _row("rms_norm", "norm"),
+    _row("add_rms_norm", "norm"),
+    _row("layer_norm", "norm"),
+    _row("add_layer_norm", "norm"),
+    _row("ada_rms_norm", "norm"),
+    _row("ada_layer_norm", "norm"),
+    _row("gated_ada_rms_norm", "norm"),
+    _row("gated_ada_layer_norm", "norm"),
+    _row("gated_residual", "norm"),
+    _row("gelu_tanh_mul", "elementwise"),
+    _row("silu_mul", "elementwise"),
+    _row("bias_gelu_tanh", "elementwise"),
+    _row("apply_rope", "rope"),
+    _row("rope_kv_write", "rope"),
+    _row("kv_write", "rope"),
+    _row("attention", "attention"),
+)

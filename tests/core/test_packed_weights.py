@@ -1,0 +1,143 @@
+"""Weights in a kernel's own layout: packed when loaded, unpacked to be changed, never lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from phyai.kernels import CATALOGUE, KernelTable
+from phyai.layers import Linear, Placement, TableLinear
+from phyai.weights import load_pretrained, randomize, update_tensors
+
+PACKING = [
+    row.name
+    for row in CATALOGUE
+    if row.op == "linear" and row.pack is not None and "" in row.formats and "cpu" in row.devices
+]
+F32, BF16 = torch.float32, torch.bfloat16
+
+
+def placement(row: str, dtype: torch.dtype = F32) -> Placement:
+    table = KernelTable(force={"linear": row})
+    choice = table.explain_one("linear", device="cpu", dtype=dtype, packed=True,
+                               epilogue="gelu_tanh", rounding="free")  # fmt: skip
+    if choice.row is None:
+        pytest.skip(f"{row} does not run {dtype} here: {choice.refused}")
+    return Placement(table, torch.device("cpu"), dtype, rounding="free")
+
+
+def model(at: Placement) -> nn.ModuleDict:
+    return nn.ModuleDict(
+        {
+            "qkv": Linear(["q", "k", "v"], 24, [16, 8, 8], at, epilogue="gelu_tanh"),
+            "mlp": Linear(["gate", "up"], 32, [20, 20], at, epilogue="gelu_tanh", bias=True),
+        }
+    )
+
+
+def tensors(dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
+    shapes = {"q": (16, 24), "k": (8, 24), "v": (8, 24), "gate": (20, 32), "up": (20, 32)}
+    draw = torch.Generator().manual_seed(seed)
+    found = {f"{n}.weight": torch.randn(s, generator=draw).to(dtype) for n, s in shapes.items()}
+    for name in ("gate", "up"):
+        found[f"{name}.bias"] = torch.randn(20, generator=draw).to(dtype)
+    return found
+
+
+def expected(held: dict[str, Tensor], x: Tensor, legs: str, bias: bool) -> Tensor:
+    weight = torch.cat([held[f"{leg}.weight"] for leg in legs.split()]).float()
+    added = torch.cat([held[f"{leg}.bias"] for leg in legs.split()]).float() if bias else None
+    out = nn.functional.linear(x.float(), weight, added).to(x.dtype)
+    return nn.functional.gelu(out, approximate="tanh")
+
+
+def check(made: nn.ModuleDict, held: dict[str, Tensor], dtype: torch.dtype) -> None:
+    x = torch.randn(5, 24).to(dtype)
+    y = torch.randn(2, 3, 32).to(dtype)
+    close: dict[str, Any] = (
+        {"atol": 1e-5, "rtol": 1e-5} if dtype == F32 else {"atol": 0.05, "rtol": 0.02}
+    )
+    torch.testing.assert_close(made["qkv"](x), expected(held, x, "q k v", False), **close)
+    torch.testing.assert_close(made["mlp"](y), expected(held, y, "gate up", True), **close)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("row", PACKING)
+def test_loaded_then_packed_then_updated(row: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    made, held = model(placement(row, dtype)), tensors(dtype)
+    save_file(held, tmp_path / "model.safetensors")
+    load_pretrained(made, tmp_path)
+    assert all(layer.is_packed for layer in made.values())
+    assert all(
+        p.untyped_storage().nbytes() < 8 for n, p in made.named_parameters() if "weight" in n
+    )
+    check(made, held, dtype)
+    # some legs of both layers, in an order that goes back and forth between them
+    fresh = tensors(dtype, seed=1)
+    names = ["k.weight", "up.weight", "q.weight", "up.bias"]
+    assert update_tensors(made, [(n, fresh[n]) for n in names]) == tuple(names)
+    assert all(layer.is_packed for layer in made.values())
+    check(made, {**held, **{n: fresh[n] for n in names}}, dtype)
+    # a whole second load replaces everything
+    save_file(fresh, tmp_path / "model.safetensors")
+    load_pretrained(made, tmp_path)
+    check(made, fresh, dtype)
+
+
+@pytest.mark.parametrize("row", PACKING)
+def test_writing_to_a_packed_weight_fails_instead_of_getting_lost(row: str) -> None:
+    made = model(placement(row))
+    randomize(made, seed=0)
+    layer = made["qkv"]
+    before = layer(torch.ones(1, 24))
+    assert layer.weight.shape == (32, 24)
+    with pytest.raises(RuntimeError), torch.no_grad():
+        layer.weight.copy_(torch.zeros(32, 24))
+    assert torch.equal(layer(torch.ones(1, 24)), before)
+    layer.unpack()
+    with torch.no_grad():
+        layer.weight.copy_(torch.zeros(32, 24))
+    layer.pack()
+    assert layer(torch.ones(1, 24)).abs().max() == 0
+
+
+def test_each_weight_is_packed_before_the_next_is_read(tmp_path: Path) -> None:
+    """There are never two copies of more than one layer."""
+    made, held = model(placement("onednn.linear")), tensors(F32)
+    save_file(held, tmp_path / "model.safetensors")
+    legs = {"qkv": ("q", "k", "v"), "mlp": ("gate", "up")}
+    read: set[str] = set()
+    waiting: list[str] = []
+
+    def watch(done: int, total: int, name: str) -> None:
+        read.add(name)
+        for kind, layer in made.items():
+            complete = all(f"{leg}.weight" in read for leg in legs[kind])
+            if complete is not layer.is_packed:
+                waiting.append(f"{kind} after {name}")
+
+    load_pretrained(made, tmp_path, progress=watch)
+    assert read == set(held)
+    assert waiting == []
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_table_layer_is_halved_only_when_nothing_is_lost(exact: bool) -> None:
+    layer = TableLinear("dense", 8, 24, Placement(KernelTable(), torch.device("cpu"), BF16))
+    weight = torch.randn(24, 8)
+    weight = weight.bfloat16().float() if exact else weight
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+        layer.bias.zero_()
+    x = torch.randn(3, 8)
+    before = layer(x)
+    layer.pack()
+    assert (layer.weight.untyped_storage().nbytes() < 8) is exact
+    assert torch.equal(layer(x), before)
+    layer.unpack()
+    assert torch.equal(layer.weight, weight)
