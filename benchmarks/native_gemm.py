@@ -1,6 +1,6 @@
-"""Time of packed linear layers in C++ next to torch's, shape by shape.
+"""Time of packed linear layers in C++, bf16 and int8, next to torch's, shape by shape.
 
-Prints GFLOP/s (median, min .. max) of each, and the bytes of weights our layer reads per second.
+Prints GFLOP/s (median, min .. max) of each, and 16-bit weights passed per second (int8 reads half).
 The candidates alternate, so that a busy machine hurts all of them alike. ``--cpu-time`` counts the
 time of one thread on its core instead of the clock, for a machine that others use too.
 
@@ -20,6 +20,8 @@ from torch import Tensor
 from phyai.kernels import reference
 from phyai.kernels.cpu import upcast_linear
 from phyai.kernels.native.linear import linear, pack
+from phyai.kernels.native.quant_linear import WEIGHT, linear_int8, pack_int8
+from phyai.kernels.policy_quant import QuantScheme, TensorQuant
 
 # (rows, K, N, epilogue): solver loop, prefix, vision
 SHAPES = (
@@ -38,7 +40,11 @@ SHAPES = (
     (768, 1152, 4304, "gelu_tanh"),
     (768, 4304, 1152, "none"),
     (1, 1024, 3072, "none"),
+    (1, 2048, 16384, "none"),
+    (3, 2048, 16384, "none"),
 )
+OWN = ("ours", "int8", "int8-weight")
+INT8 = QuantScheme(WEIGHT, TensorQuant("int8", "per_channel", dynamic=True))
 
 
 def candidates(
@@ -48,11 +54,14 @@ def candidates(
     x = torch.randn(rows, k).bfloat16()
     weight = (torch.randn(n, k) / k**0.5).bfloat16()
     packed = pack(weight, interleave=epilogue.endswith("_mul"))
+    rounded, int8 = pack_int8(weight, epilogue, INT8), pack_int8(weight, epilogue)
     activation = (lambda y: y) if epilogue == "none" else getattr(reference, epilogue)
     wide, prepacked = x.float(), torch.ops.mkldnn._reorder_linear_weight(weight.float(), rows)
     product = torch.ops.mkldnn._linear_pointwise
     found: dict[str, Callable[[], Tensor]] = {
         "ours": lambda: linear(x, packed, None, epilogue),
+        "int8": lambda: linear_int8(x, rounded, None, epilogue),
+        "int8-weight": lambda: linear_int8(x, int8, None, epilogue),
         "onednn-fp32": lambda: activation(product(wide, prepacked, None, "none", [], "")),
     }
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
@@ -69,6 +78,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--rows", type=int, help="only shapes with so many rows")
+    parser.add_argument("--own", action="store_true", help="our kernels only")
     parser.add_argument("--cpu-time", action="store_true", help="one thread, time on its core")
     parser.add_argument("--slow", action="store_true", help="also the upcast of every call")
     options = parser.parse_args()
@@ -78,6 +88,8 @@ def main() -> None:
         if options.rows not in (None, rows):
             continue
         runs = candidates(rows, k, n, epilogue, options.slow)
+        if options.own:
+            runs = {name: run for name, run in runs.items() if name in OWN}
         seconds: dict[str, list[float]] = {name: [] for name in runs}
         for repeat in range(options.repeats + 2):
             for name, run in runs.items():

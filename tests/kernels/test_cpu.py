@@ -7,6 +7,8 @@ import torch
 
 from phyai.kernels import KernelTable, cpu, reference
 
+pytestmark = pytest.mark.usefixtures("without_native")
+
 
 @pytest.mark.parametrize("shape", [(3, 17), (2, 5, 17), (1, 1, 17)])
 @pytest.mark.parametrize("block", [1, 40, 2**22])

@@ -35,7 +35,10 @@ SHAPES = (
 )
 
 
-@pytest.fixture(scope="module", params=["default", "AMX", "PAIRS"])
+EMULATED = [pytest.param(name, marks=pytest.mark.slow) for name in ("AMX", "PAIRS")]
+
+
+@pytest.fixture(scope="module", params=["default", *EMULATED])
 def lib(request: pytest.FixtureRequest) -> Library:
     if request.param == "default":
         return library()
@@ -117,6 +120,16 @@ def test_rows_and_threads_do_not_change_a_bit(lib: Library) -> None:
     torch.set_num_threads(2)
     assert torch.equal(linear(x, packed, bias), whole)
     assert torch.equal(linear(x[41:42], packed, bias), whole[41:42])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_many_rows_in_parts_do_not_change_a_bit(lib: Library, dtype: torch.dtype) -> None:
+    x, weight, bias = sample(470, 16400, 18, dtype)  # more than the work space takes at once
+    packed = pack(weight, interleave=True, lib=lib)
+    for epilogue in ("none", "silu_mul"):
+        whole = linear(x, packed, bias, epilogue)
+        for row in (0, 234, 235, 236, 469):
+            assert torch.equal(linear(x[row : row + 1], packed, bias, epilogue)[0], whole[row])
 
 
 def test_callers_in_several_threads_share_nothing(lib: Library) -> None:

@@ -21,6 +21,8 @@ from phyai.kernels import (
 )
 from phyai.kernels.facts import FACTS
 
+pytestmark = pytest.mark.usefixtures("without_native")
+
 EXPERT = {"device": "cuda", "dtype": "bfloat16", "role": "expert"}
 HOPPER = {"device.type": "cuda", "device.arch": "sm90", "model.family": "toy"}
 
@@ -356,7 +358,7 @@ def test_every_spelling_of_the_schema(schema: Any) -> None:
 def test_the_examples_of_the_documentation_hold() -> None:
     text = (Path(__file__).parents[2] / "docs/kernels.md").read_text(encoding="utf-8")
     examples = [part.partition("```")[0] for part in text.split("```yaml\n")[1:]]
-    assert len(examples) == 2
+    assert len(examples) == 3
     for example in examples:
         KernelTable().use(parse_policy(parse_yaml_mapping(example)))
     table_rows = [line for line in text.splitlines() if line.startswith(("| `", "| int", "| fp"))]

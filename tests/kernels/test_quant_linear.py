@@ -177,7 +177,7 @@ def test_a_gated_epilogue_follows_the_product() -> None:
 
 
 def test_a_layer_that_nothing_runs_is_named_with_its_format() -> None:
-    only = {"id": "plain", "match": {"op": "linear"}, "use": "torch.linear"}
+    only: dict[str, Any] = {"id": "plain", "match": {"op": "linear"}, "use": "torch.linear"}
     at = place(every({"dtype": "nvfp4"}), overrides=[only])
     with pytest.raises(
         KernelUnavailable,
@@ -185,6 +185,12 @@ def test_a_layer_that_nothing_runs_is_named_with_its_format() -> None:
         r"kernel; .*torch\.linear: runs plain weights, not nvfp4 ones.*override 'plain'",
     ):
         Linear(["a.q", "a.k"], 8, [4, 4], at)
+    only["match"] = {"op": "linear", "quant.format": None}  # the remedy of the documentation
+    at = place({"match": {"name": "b"}, "scheme": None}, every(INT8), overrides=[only])
+    assert (Linear("a", 8, 4, at).kernel, Linear("b", 8, 4, at).kernel) == (
+        "dequant.linear",
+        "torch.linear",
+    )
 
 
 @pytest.mark.parametrize("weight", WEIGHTS.values(), ids=WEIGHTS)

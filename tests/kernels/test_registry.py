@@ -22,6 +22,8 @@ from phyai.kernels import (
     reference,
 )
 
+pytestmark = pytest.mark.usefixtures("without_native")
+
 
 def fake(name: str) -> Callable[..., str]:
     return lambda *args: name

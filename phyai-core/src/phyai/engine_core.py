@@ -20,6 +20,7 @@ from phyai.engine_config import EngineConfig, resolve_device
 from phyai.errors import CapacityError, ConfigError, EngineUnavailableError
 from phyai.graph import GraphService
 from phyai.kernel_setup import apply_policy, kernel_table
+from phyai.kernels import native
 from phyai.memory import Arena, is_out_of_memory
 from phyai.plugins import find, load_hook_plugins
 from phyai.runner import Runner
@@ -106,6 +107,7 @@ class EngineCore:
             self.services.kernels.add(rows)
             kernels = self.services.kernels
             apply_policy(kernels, with_backends(config, kernels, self.device))
+            _compile_kernels(self.device, progress)
             self._adapter = cls(plugin_args, config, self.services)
             self.load_report = _load(self._adapter)
             self.binder = HookBinder(manager, record, self._adapter, self.services)
@@ -126,6 +128,8 @@ class EngineCore:
                 config.runtime.max_live_caches,
             )
             self._dumper = open_dumper(self._adapter.dump_targets(), config.runtime)
+            if config.runtime.freeze_kernel_choices:
+                kernels.freeze()
             if config.runtime.warmup:
                 warm_up(self)
         except BaseException:
@@ -246,6 +250,14 @@ def closed_error() -> EngineUnavailableError:
 def max_rows(args: AdapterArgs) -> int:
     """Return the adapter's max_batch_size, 1 when it has no such argument."""
     return int(getattr(args, "max_batch_size", 1))
+
+
+def _compile_kernels(device: torch.device, progress: Progress) -> None:
+    """Have the C++ kernels ready before a layer asks for them; the first time that takes long."""
+    if device.type == "cpu" and not native.built():
+        progress(0, 1, "compiling C++ kernels, once")
+        native.available()
+        progress(1, 1, "compiled C++ kernels")
 
 
 def _load(adapter: Adapter) -> LoadReport | None:

@@ -169,10 +169,12 @@ class Waiting:
         with self._lock:
             self._done, self._total = done, total
             if self._bar is not None:
-                self._bar.update(self._task, completed=done, total=total or None)
+                self._bar.update(
+                    self._task, completed=done, total=total or None, description=self._doing(name)
+                )
             elif self._plain_at is not None and time.monotonic() >= self._plain_at:
                 share = f" {done / total:.0%}" if total else ""
-                self._plain(f"{self.what}{share}")
+                self._plain(f"{self._doing(name)}{share}")
 
     def __enter__(self) -> Self:
         self._timer = threading.Timer(self.after_s, self._show)
@@ -192,6 +194,10 @@ class Waiting:
             self._closed = True
             if self._bar is not None:
                 self._bar.stop()
+
+    def _doing(self, name: str) -> str:
+        """Return a progress name that is a phrase; one word is a tensor, and of no interest."""
+        return name if " " in name else self.what
 
     def _show(self) -> None:
         with self._lock:

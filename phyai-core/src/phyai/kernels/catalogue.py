@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from phyai.kernels import cpu, onednn, reference
+from phyai.kernels.flashinfer_rows import FLASHINFER_ROWS
 from phyai.kernels.native_rows import NATIVE_ROWS
 from phyai.kernels.quant_rows import QUANT_ROWS
 from phyai.kernels.rows import FLOATS, GENERAL, OPTIMIZED, REFERENCE, KernelRow
@@ -91,5 +92,6 @@ CATALOGUE: tuple[KernelRow, ...] = (
     ),
     *NATIVE_ROWS,
     *TRITON_ROWS,
+    *FLASHINFER_ROWS,
     *QUANT_ROWS,
 )

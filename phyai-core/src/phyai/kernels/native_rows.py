@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from phyai.kernels.packing import GATED
+from phyai.kernels.packing import EPILOGUES
 from phyai.kernels.rows import OPTIMIZED, KernelRow
 
 PACKAGE = "phyai.kernels.native"
@@ -16,6 +16,21 @@ def compiled(facts: Mapping[str, Any]) -> bool | str:
     from phyai.kernels.native import available
 
     return available()
+
+
+def _int8(name: str, form: str) -> KernelRow:
+    return KernelRow(
+        "linear",
+        name,
+        f"{PACKAGE}.quant_linear:linear_int8",
+        devices=("cpu",),
+        dtypes=("float32", "bfloat16"),
+        predicate=compiled,
+        priority=OPTIMIZED,
+        pack=f"{PACKAGE}.quant_linear:pack_int8",
+        epilogues=EPILOGUES,
+        formats=(form,),
+    )
 
 
 def _row(op: str, file: str) -> KernelRow:
@@ -40,8 +55,10 @@ NATIVE_ROWS: tuple[KernelRow, ...] = (
         predicate=compiled,
         priority=OPTIMIZED + 2,
         pack=f"{PACKAGE}.packing:pack_weight",
-        epilogues=("none", "gelu_tanh", *GATED),
+        epilogues=EPILOGUES,
     ),
+    _int8("native.int8_w8a8", "int8:int8"),
+    _int8("native.int8_weight", "int8"),
     _row("rms_norm", "norm"),
     _row("add_rms_norm", "norm"),
     _row("layer_norm", "norm"),

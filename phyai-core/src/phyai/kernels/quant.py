@@ -34,7 +34,7 @@ TINY = 2.0**-100
 
 _FLOAT8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 _E8M0_BIAS, _FP4_EXPONENT = 127, 2
-_CHUNK = 2**21  # values in fp32 at a time: 8 MB
+_CHUNK = 2**20  # values in fp32 at a time: 4 MB
 _ROWS = 128  # chunks are multiples of it: no block is cut
 
 
@@ -318,11 +318,11 @@ def encode_fp4(x: Tensor) -> Tensor:
 
 def decode_fp4(codes: Tensor) -> Tensor:
     """Return the fp32 values of e2m1 codes (uint8, 0..15)."""
-    exponent = ((codes >> 1) & 3).int()
-    # 0 and 0.5 have no leading one; all others are (1 + m / 2) * 2^(exponent - 1)
-    mantissa = (codes & 1).float() * 0.5 + (exponent > 0)
-    size = torch.ldexp(mantissa, (exponent - 1).clamp(min=0))
-    return torch.where(codes >= 8, -size, size)
+    size = codes & 7
+    # Twice the value: m below one, else (2 + m) * 2^(exponent - 1), in whole numbers.
+    shift = (size >> 1).clamp(min=1) - 1
+    doubled = torch.where(size < 2, size, ((size & 1) | 2) << shift).view(torch.int8)
+    return torch.where(codes >= 8, -doubled, doubled).float() * 0.5
 
 
 def pack_nibbles(codes: Tensor) -> Tensor:

@@ -98,6 +98,10 @@ class KernelTable:
         self._tuner = tuner
         self._policy = None if policy is None else BoundPolicy(policy, self._by_op())
 
+    def freeze(self) -> None:
+        """Measure nothing from now on; later decisions follow what is known and the order."""
+        self._tuner = None
+
     def _by_op(self) -> dict[str, tuple[KernelRow, ...]]:
         return {op: self.rows(op) for op in self.ops}
 

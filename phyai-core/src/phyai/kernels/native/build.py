@@ -11,6 +11,7 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -49,11 +50,16 @@ def build(
     """
     compiler = find_compiler(os.environ)
     flags = compile_flags(march, defines)
-    target = folder / f"native-{_key(compiler, flags, prefixes)}.so"
-    if target.is_file():
-        return target
+    target = path_of(folder, march, defines, prefixes)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if not only_ours(folder):
+            raise KernelUnavailable(
+                f"native kernels need a folder that nobody else can write to; got {folder}. "
+                "Set PHYAI_CACHE."
+            )
+        if target.is_file():
+            return target
         with tempfile.TemporaryDirectory(dir=folder) as work:
             made = compile_library(compiler, flags, Path(work), prefixes)
             _check(made)
@@ -64,6 +70,26 @@ def build(
             "Set PHYAI_CACHE."
         ) from error
     return target
+
+
+def path_of(
+    folder: Path,
+    march: str = "native",
+    defines: Sequence[str] = (),
+    prefixes: tuple[str, ...] = ("",),
+) -> Path:
+    """Return where ``build`` keeps the library of these arguments.
+
+    Raises: KernelUnavailable when there is no compiler.
+    """
+    key = _key(find_compiler(os.environ), compile_flags(march, defines), prefixes)
+    return folder / f"native-{key}.so"
+
+
+def only_ours(folder: Path) -> bool:
+    """Return whether only this user, or root, can put files there: their code will be run."""
+    found = folder.stat()
+    return found.st_uid in (os.getuid(), 0) and not found.st_mode & stat.S_IWOTH
 
 
 def compile_flags(march: str, defines: Sequence[str] = ()) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 
 from phyai import env
 from phyai.errors import KernelUnavailable
-from phyai.kernels.native.build import build
+from phyai.kernels.native.build import build, path_of
 
 log = logging.getLogger("phyai.kernels")
 
@@ -39,6 +39,14 @@ def library() -> Library:
     Raises: KernelUnavailable when it cannot be compiled or does not pass its check.
     """
     return Library(build(env.cache_dir() / "native"))
+
+
+def built() -> bool:
+    """Return whether ``library`` has nothing to compile: it is on disk, or cannot be made."""
+    try:
+        return path_of(env.cache_dir() / "native").is_file()
+    except KernelUnavailable:
+        return True
 
 
 @functools.cache

@@ -26,6 +26,7 @@ class _Packed(ctypes.Structure):
         ("k", ctypes.c_int64),
         ("dtype", ctypes.c_int32),
         ("interleave", ctypes.c_int32),
+        ("format", ctypes.c_int32),
     )
 
 
@@ -37,10 +38,11 @@ class _Functions:
         self.kind: int = lib.phyai_gemm_kind()
         self.bytes = lib.phyai_gemm_bytes
         self.bytes.argtypes, self.bytes.restype = (packed,), wide
+        rows = (packed, pointer, wide, pointer, wide, wide, code)
         self.pack = lib.phyai_gemm_pack
-        self.pack.argtypes, self.pack.restype = (packed, pointer, wide, code), None
+        self.pack.argtypes, self.pack.restype = rows, None
         self.unpack = lib.phyai_gemm_unpack
-        self.unpack.argtypes, self.unpack.restype = (packed, pointer, code), None
+        self.unpack.argtypes, self.unpack.restype = rows, None
         self.linear = lib.phyai_linear
         self.linear.argtypes = (packed, pointer, wide, wide, pointer, pointer, code, code)
 
@@ -56,25 +58,34 @@ class PackedLinear:
 
     ``data`` (uint8) is as large as the weight, plus the padding of the last columns. With
     ``interleaved`` the first half of the rows (gate) alternates with the second (up), as the gated
-    epilogues need it.
+    epilogues need it. ``dtype`` is that of the weight as it was given, of inputs and of results.
     """
 
     def __init__(
         self,
-        data: Tensor,
+        data: Tensor | None,
         shape: tuple[int, int],
         dtype: torch.dtype,
         interleaved: bool,
         lib: Library,
+        format: int = 0,
     ) -> None:
-        self.data = data
+        """data: storage that another one filled; None takes new storage, without values yet.
+
+        format: ``phyai::Format`` in gemm.h.
+        """
+        self._functions = _functions(lib)
+        self._kind = self._functions.kind
         self.out_features, self.in_features = shape
         self.dtype = dtype
         self.interleaved = interleaved
-        self._functions = _functions(lib)
-        self._kind = self._functions.kind
-        self._fields = _Packed(data.data_ptr(), *shape, _DTYPES[dtype], int(interleaved))
+        self.format = format
+        self._fields = _Packed(None, *shape, _DTYPES[dtype], int(interleaved), format)
         self._address = ctypes.addressof(self._fields)
+        if data is None:
+            data = torch.empty(self._functions.bytes(self._address), dtype=torch.uint8)
+        self.data = data
+        self._fields.data = data.data_ptr()
 
     @property
     def nbytes(self) -> int:
@@ -83,7 +94,7 @@ class PackedLinear:
     def unpack(self) -> Tensor:
         """Return the weight [out_features, in_features], bit for bit."""
         weight = torch.empty(self.out_features, self.in_features, dtype=self.dtype)
-        self._functions.unpack(self._address, weight.data_ptr(), torch.get_num_threads())
+        self._move(self._functions.unpack, weight, None, 0)
         return weight
 
     def repack(self, weight: Tensor) -> None:
@@ -91,6 +102,12 @@ class PackedLinear:
 
         Raises: ConfigError when shape or dtype differ.
         """
+        weight = self._checked(weight)
+        if weight.stride(1) != 1 and self.in_features > 1:
+            weight = weight.contiguous()
+        self._move(self._functions.pack, weight, None, 0)
+
+    def _checked(self, weight: Tensor) -> Tensor:
         shape = (self.out_features, self.in_features)
         if tuple(weight.shape) != shape or weight.dtype != self.dtype:
             raise ConfigError(
@@ -98,10 +115,18 @@ class PackedLinear:
                 f"got {list(weight.shape)} {weight.dtype}. Pack it as a new layer."
             )
         _check_cpu("weight", weight)
-        if weight.stride(1) != 1 and self.in_features > 1:
-            weight = weight.contiguous()
-        self._functions.pack(
-            self._address, weight.data_ptr(), weight.stride(0), torch.get_num_threads()
+        return weight.detach()
+
+    def _move(self, function: Any, values: Tensor, scales: Tensor | None, first: int) -> None:
+        """Pack or unpack rows from ``first`` on."""
+        function(
+            self._address,
+            values.data_ptr(),
+            values.stride(0),
+            None if scales is None else scales.data_ptr(),
+            first,
+            values.shape[0],
+            torch.get_num_threads(),
         )
 
 
@@ -112,6 +137,15 @@ def pack(weight: Tensor, *, interleave: bool = False, lib: Library | None = None
         N / 2 each.
     Raises: ConfigError for another dtype, device or shape; KernelUnavailable without a library.
     """
+    check_weight(weight, interleave)
+    shape = (weight.shape[0], weight.shape[1])
+    packed = PackedLinear(None, shape, weight.dtype, interleave, library() if lib is None else lib)
+    packed.repack(weight)
+    return packed
+
+
+def check_weight(weight: Tensor, interleave: bool) -> None:
+    """Raises: ConfigError when the kernels of this file cannot take the weight."""
     if weight.dim() != 2 or weight.dtype not in _DTYPES or 0 in weight.shape:
         raise ConfigError(
             f"a packed weight is [N, K], bfloat16 or float32, not empty; "
@@ -123,14 +157,6 @@ def pack(weight: Tensor, *, interleave: bool = False, lib: Library | None = None
             "Pack it without interleave."
         )
     _check_cpu("weight", weight)
-    lib = library() if lib is None else lib
-    shape = (weight.shape[0], weight.shape[1])
-    fields = _Packed(None, *shape, _DTYPES[weight.dtype], int(interleave))
-    size = _functions(lib).bytes(ctypes.addressof(fields))
-    data = torch.empty(size, dtype=torch.uint8)
-    packed = PackedLinear(data, shape, weight.dtype, interleave, lib)
-    packed.repack(weight.detach())
-    return packed
 
 
 def linear(
@@ -145,9 +171,9 @@ def linear(
     Raises: ConfigError when dtype, shape, device or epilogue do not fit.
     """
     if torch.compiler.is_compiling():
-        shape, kind = (packed.out_features, packed.in_features), packed._kind
+        shape, layout = (packed.out_features, packed.in_features), (packed._kind, packed.format)
         out: Tensor = torch.ops.phyai.native_linear(
-            x, packed.data, bias, shape, packed.interleaved, kind, epilogue
+            x, packed.data, bias, shape, packed.interleaved, layout, epilogue
         )
         return out
     return _run(x, packed, bias, epilogue)
@@ -214,7 +240,7 @@ def _register() -> Any:
     operators = untyped("phyai", "FRAGMENT")  # per call a third of what a custom_op costs
     operators.define(
         "native_linear(Tensor x, Tensor data, Tensor? bias, SymInt[] shape, bool interleaved, "
-        "int kind, str epilogue) -> Tensor"
+        "int[] layout, str epilogue) -> Tensor"
     )
     operators.impl("native_linear", _run_operator, "CPU")
     torch.library.register_fake("phyai::native_linear", _fake_operator, lib=operators)
@@ -227,18 +253,18 @@ def _run_operator(
     bias: Tensor | None,
     shape: list[int],
     interleaved: bool,
-    kind: int,
+    layout: list[int],
     epilogue: str,
 ) -> Tensor:
     lib = library()
+    kind, format = layout
     if kind != _functions(lib).kind:
         raise ConfigError(
             f"a compiled linear runs on this process's library; got a weight packed for another "
             f"(layout {kind}). Pack it again without lib."
         )
-    return _run(
-        x, PackedLinear(data, (shape[0], shape[1]), x.dtype, interleaved, lib), bias, epilogue
-    )
+    packed = PackedLinear(data, (shape[0], shape[1]), x.dtype, interleaved, lib, format)
+    return _run(x, packed, bias, epilogue)
 
 
 def _fake_operator(
@@ -247,7 +273,7 @@ def _fake_operator(
     bias: Tensor | None,
     shape: list[int],
     interleaved: bool,
-    kind: int,
+    layout: list[int],
     epilogue: str,
 ) -> Tensor:
     width = shape[0] // 2 if EPILOGUES[epilogue] >= _GATED else shape[0]

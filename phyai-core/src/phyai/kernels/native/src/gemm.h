@@ -16,12 +16,25 @@ namespace phyai {
 // epilogue codes of the C interface; the last two read gate and up from an interleaved weight
 enum Epilogue { kNone = 0, kGelu = 1, kGeluMul = 2, kSiluMul = 3 };
 
+// what a packed weight holds: values of its dtype, or int8 with a scale for each kBlock of a row;
+// kInt8Both: the layer rounds x to int8 too, row by row
+enum Format { kPlain = 0, kInt8Weight = 1, kInt8Both = 2 };
+
 // A packed weight as the C interface names it.
 struct Packed {
   void* data;
   int64_t n, k;
-  int32_t dtype;
+  int32_t dtype;       // of x and the output
   int32_t interleave;  // panels alternate between the first half of the rows and the second
+  int32_t format;
+};
+
+// Some rows of a weight as the caller has them: whole panels, but for the end of W or of a half.
+struct Rows {
+  int64_t first, count;
+  void* values;    // of row `first`
+  int64_t stride;  // in elements
+  float* scales;   // [count, blocks of k] of an int8 format
 };
 
 // One call: x [m, k] with a row stride in elements, bias [n] or null, out contiguous.
@@ -60,13 +73,21 @@ void* scratch(size_t bytes);
 // Each kernel family in a file of its own; `linear` returns 0, or 1 when memory ran out.
 struct Family {
   int64_t (*bytes)(const Packed&);
-  void (*pack)(const Packed&, const void* weight, int64_t stride, int threads);
-  void (*unpack)(const Packed&, void* weight, int threads);
+  void (*pack)(const Packed&, const Rows&, int threads);
+  void (*unpack)(const Packed&, const Rows&, int threads);
   int (*linear)(const Job&);
 };
+
+template <typename Kernel>
+constexpr Family family_of(int (*linear)(const Job&)) {
+  return {Kernel::bytes, Kernel::pack, Kernel::unpack, linear};
+}
 
 const Family& vector_family(int dtype);
 const Family* pair_family();  // bf16 by an instruction for pairs; null when this CPU has none
 const Family* tile_family();  // bf16 on tile registers; null when this process may not use them
+const Family& int8_weight_family(int dtype);
+const Family& int8_pair_family(int dtype);
+const Family* int8_tile_family(int dtype);  // null exactly when tile_family() is
 
 }  // namespace phyai

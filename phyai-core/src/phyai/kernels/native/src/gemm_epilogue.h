@@ -15,7 +15,7 @@ inline Vec activate(Vec v) {
   return v;
 }
 
-// One row of one panel: `sums` [width], `up` likewise for the gated epilogues; `count` of them real.
+// One row of one panel: `sums` [width], `up` likewise for the gated epilogues; `count` are real.
 template <typename T, int kEpilogue>
 inline void finish_row(const float* sums, const float* up, const T* bias, const T* bias_up, T* out,
                        int count) {

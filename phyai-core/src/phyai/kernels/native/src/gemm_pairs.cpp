@@ -133,7 +133,7 @@ struct PairKernel : Panels<bf16, Order> {
 
 int linear(const Job& job) { return run_blocks<PairKernel>(job); }
 
-constexpr Family kPairFamily = {PairKernel::bytes, PairKernel::pack, PairKernel::unpack, linear};
+constexpr Family kPairFamily = family_of<PairKernel>(linear);
 
 }  // namespace
 

@@ -19,6 +19,24 @@ struct Paired {
   static int64_t place(int column, int64_t k) { return (k / 2 * kPanel + column) * 2 + k % 2; }
 };
 
+// Order [k / 4][width][4].
+template <int kWidthOfPanel, int kPadded>
+struct Quads {
+  static constexpr int kPanel = kWidthOfPanel, kMultiple = kPadded;
+  static int64_t place(int column, int64_t k) { return (k / 4 * kPanel + column) * 4 + k % 4; }
+};
+
+// Calls each(panel, columns, row) for the panels of some rows; `row` counts from their first one.
+template <typename Each>
+void for_panels(const Packed& w, int width, const Rows& rows, int threads, const Each& each) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t p = 0; p < panel_count(w, width); ++p) {
+    const Columns columns = columns_of(w, width, p);
+    const int64_t row = columns.start - rows.first;
+    if (row >= 0 && row < rows.count) each(p, columns, row);
+  }
+}
+
 template <typename T, typename Order>
 struct Panels {
   static constexpr int kPanel = Order::kPanel;
@@ -33,30 +51,28 @@ struct Panels {
     return panel_count(w, kPanel) * depth(w) * kPanel * int64_t(sizeof(T));
   }
 
-  static void pack(const Packed& w, const void* weight, int64_t stride, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t p = 0; p < panel_count(w, kPanel); ++p) {
-      const Columns columns = columns_of(w, kPanel, p);
-      const T* from = static_cast<const T*>(weight) + columns.start * stride;
+  static void pack(const Packed& w, const Rows& rows, int threads) {
+    for_panels(w, kPanel, rows, threads, [&](int64_t p, Columns columns, int64_t row) {
+      const T* from = static_cast<const T*>(rows.values) + row * rows.stride;
       T* to = at(w, p);
       for (int64_t k = 0; k < depth(w); ++k) {
         for (int j = 0; j < kPanel; ++j) {
-          to[Order::place(j, k)] = j < columns.count && k < w.k ? from[j * stride + k] : T{};
+          to[Order::place(j, k)] = j < columns.count && k < w.k ? from[j * rows.stride + k] : T{};
         }
       }
-    }
+    });
   }
 
-  static void unpack(const Packed& w, void* weight, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t p = 0; p < panel_count(w, kPanel); ++p) {
-      const Columns columns = columns_of(w, kPanel, p);
+  static void unpack(const Packed& w, const Rows& rows, int threads) {
+    for_panels(w, kPanel, rows, threads, [&](int64_t p, Columns columns, int64_t row) {
       const T* from = at(w, p);
-      T* to = static_cast<T*>(weight) + columns.start * w.k;
+      T* to = static_cast<T*>(rows.values) + row * rows.stride;
       for (int64_t k = 0; k < w.k; ++k) {
-        for (int j = 0; j < columns.count; ++j) to[j * w.k + k] = from[Order::place(j, k)];
+        for (int j = 0; j < columns.count; ++j) {
+          to[j * rows.stride + k] = from[Order::place(j, k)];
+        }
       }
-    }
+    });
   }
 };
 

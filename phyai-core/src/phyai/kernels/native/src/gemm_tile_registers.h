@@ -1,4 +1,5 @@
-// The tile registers of x86 (AMX, bf16) as a thin layer: real ones, or arrays that behave the same.
+// The tile registers of x86 (AMX; bf16, int8) as a thin layer: real ones, or arrays that behave the
+// same.
 //
 // PHYAI_AMX_EMULATED: the arrays, so that packing and blocking can be tested on any CPU.
 #pragma once
@@ -8,7 +9,7 @@
 
 #if defined(PHYAI_AMX_EMULATED)
 #define PHYAI_TILES 1
-#elif defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__linux__)
+#elif defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__linux__)
 #define PHYAI_TILES 1
 #include <cpuid.h>
 #include <immintrin.h>
@@ -71,6 +72,20 @@ struct EmulatedTiles {
       }
     }
   }
+
+  // c += a b in int32; b holds four signed k side by side
+  void multiply_int8(int c, int a, int b) {
+    for (int m = 0; m < config.rows[c]; ++m) {
+      for (int n = 0; n < config.row_bytes[c] / 4; ++n) {
+        int32_t sum;
+        std::memcpy(&sum, data[c][m] + 4 * n, 4);
+        for (int k = 0; k < config.row_bytes[a]; ++k) {
+          sum += int8_t(data[a][m][k]) * int8_t(data[b][k / 4][4 * n + k % 4]);
+        }
+        std::memcpy(data[c][m] + 4 * n, &sum, 4);
+      }
+    }
+  }
 };
 
 inline thread_local EmulatedTiles emulated;
@@ -81,6 +96,7 @@ inline thread_local EmulatedTiles emulated;
 #define PHYAI_TILE_LOAD(t, p, stride) phyai::emulated.load(t, p, stride)
 #define PHYAI_TILE_STORE(t, p, stride) phyai::emulated.store(t, p, stride)
 #define PHYAI_TILE_MULTIPLY(c, a, b) phyai::emulated.multiply(c, a, b)
+#define PHYAI_TILE_MULTIPLY_INT8(c, a, b) phyai::emulated.multiply_int8(c, a, b)
 
 inline bool tiles_allowed() { return true; }
 
@@ -97,13 +113,14 @@ inline bool tiles_allowed() { return true; }
 #define PHYAI_TILE_LOAD(t, p, stride) _tile_loadd(t, p, stride)
 #define PHYAI_TILE_STORE(t, p, stride) _tile_stored(t, p, stride)
 #define PHYAI_TILE_MULTIPLY(c, a, b) _tile_dpbf16ps(c, a, b)
+#define PHYAI_TILE_MULTIPLY_INT8(c, a, b) _tile_dpbssd(c, a, b)
 
 // The CPU has them, the system saves them, and lets this process use them: asked once.
 inline bool tiles_allowed() {
   static const bool allowed = [] {
     unsigned a, b, c, d;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-    const unsigned wanted = 1u << 22 | 1u << 24;  // bf16 tiles, tiles
+    const unsigned wanted = 1u << 22 | 1u << 24 | 1u << 25;  // bf16 tiles, tiles, int8 tiles
     if ((d & wanted) != wanted) return false;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & 1u << 27)) return false;  // xgetbv may be used
     unsigned low, high;

@@ -151,7 +151,7 @@ struct TileKernel : Panels<bf16, Paired<16, 32>> {
 
 int linear(const Job& job) { return run_blocks<TileKernel>(job); }
 
-constexpr Family kTiles = {TileKernel::bytes, TileKernel::pack, TileKernel::unpack, linear};
+constexpr Family kTiles = family_of<TileKernel>(linear);
 
 }  // namespace
 

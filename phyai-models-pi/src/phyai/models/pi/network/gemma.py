@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from phyai.layers import Linear, Placement, RMSNorm, TableLinear
+from phyai.layers import Linear, Placement, RMSNorm, TableLinear, norm_op
 from phyai.models.pi.config import GemmaConfig
 from phyai.weights import claim
 
@@ -54,6 +54,10 @@ class PlainNorm(nn.Module):
         super().__init__()
         self.norm = RMSNorm(name, width, eps, at)
 
+    def feed(self, *layers: Linear) -> None:
+        """Say which layers read n, and nothing else does: they may want it rounded."""
+        self.norm.feed(*layers)
+
     def forward(self, stream: Stream, modulation: Any = None) -> NormOut:
         if stream.y is None:
             return NormOut(stream.x, self.norm(stream.x), None)
@@ -71,8 +75,13 @@ class AdaptiveNorm(nn.Module):
         super().__init__()
         self.eps = eps
         self.dense = TableLinear(f"{name}.dense", width, 3 * width, at)
-        self._norm = at.select("ada_rms_norm", width=width)
-        self._add_norm = at.select("gated_ada_rms_norm", width=width)
+        self._at, self._width = at, width
+        self.feed()
+
+    def feed(self, *layers: Linear) -> None:
+        """Say which layers read n, and nothing else does: they may want it rounded."""
+        self._norm = self._at.select(norm_op("ada_rms_norm", layers), width=self._width)
+        self._add_norm = self._at.select(norm_op("gated_ada_rms_norm", layers), width=self._width)
 
     def forward(self, stream: Stream, modulation: Tensor) -> NormOut:
         """modulation: float32 [3, W], or [3, B, T, W] per token."""
@@ -96,7 +105,7 @@ class DecoderLayer(nn.Module):
         name: str,
         config: GemmaConfig,
         at: Placement,
-        norm: Callable[[str, int, float, Placement], nn.Module],
+        norm: Callable[[str, int, float, Placement], PlainNorm | AdaptiveNorm],
         *,
         split_kv: bool = False,
     ) -> None:
@@ -132,6 +141,8 @@ class DecoderLayer(nn.Module):
         self._rope = at.select("apply_rope", head_dim=self.head_dim)
         self._write = at.select("kv_write")
         self._rope_write = at.select("rope_kv_write", head_dim=self.head_dim)
+        self.norm1.feed(self.qkv, *([] if self.kv is None else [self.kv]))
+        self.norm2.feed(self.gate_up)
 
     def project(self, n: Tensor, rotation: Rotation, target: Target) -> Tensor:
         """Return q [B, T, H, D] of n [B, T, W], rotated; K, rotated, and V go to their slots."""
