@@ -4,7 +4,8 @@
     python benchmarks/paired.py --peer hf --cameras 2 --tokens 20 --save out/hf.json
 
 Sides. Ours is the Engine; ``--ours 'precision=bf16_lerobot'`` gives it settings. A peer is one of
-hf, hf-compiled, hf-bf16-vision, openvino, lerobot, or ``command:...``. Same work: both compute
+hf, hf-compiled, hf-bf16-vision, openvino, lerobot, phyai (ours once more, plain, against
+``--ours`` with settings), or ``command:...``. Same work: both compute
 ``--cameras`` and ``--tokens`` and nothing else. As deployed: ``--peer-cameras 3 --peer-tokens 200``
 lets the peer pad as it is shipped; the valid inputs, and so the actions, stay the same.
 
@@ -110,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
         help="only check that the peer reproduces the golden actions in DIR",
     )
     add("--ours", default="", metavar="OPTIONS", help="settings of our side, or command:...")
-    add("--peer", default="hf", help=f"{', '.join(ENVIRONMENTS)} or {COMMAND}...")
+    add("--peer", default="hf", help=f"{', '.join(ENVIRONMENTS)}, phyai or {COMMAND}...")
     add("--cameras", type=int, default=2, help="valid cameras")
     add("--tokens", type=int, default=20, help="valid prompt tokens")
     add("--peer-cameras", type=int, help="cameras the peer pads to; default: none added")
@@ -126,6 +127,7 @@ def parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0)
     add("--pairs", type=int, default=10, help="pairs to keep")
     add("--max-pairs", type=int, help="pairs to try; default: three times --pairs")
+    add("--tolerance", type=float, help="relative norm; default: 0.03 in bf16, 1e-4 in fp32")
     add("--drift-limit", type=float, default=0.10, help="of a probe over one pair")
     add("--foreign-limit", type=float, default=0.10, help="CPU time of others, in cores")
     add("--run-limit", type=float, default=600.0, help="seconds one run may take")
@@ -171,6 +173,8 @@ def peer_command(peer: str) -> list[str]:
     """Return the command of a peer's worker.  Raises: Stop when it is unknown or not set up."""
     if peer.startswith(COMMAND):
         return shlex.split(peer.removeprefix(COMMAND))
+    if peer == "phyai":
+        return our_command("")
     if peer not in ENVIRONMENTS:
         raise Stop(
             USAGE, f"--peer must be {', '.join(ENVIRONMENTS)} or {COMMAND}...; got {peer!r}."
@@ -266,7 +270,7 @@ def measure(args: argparse.Namespace, probe_of: Callable[[int], pairing.Probe]) 
         load((ours, peer), about, setups(args, checkpoint), inputs)
         for worker in (ours, peer):
             worker.ask("run", args.first_run_limit, RUN_FIELDS)
-        equal = agree(ours, peer, about, scratch, args.dtype)
+        equal = agree(ours, peer, about, scratch, args)
         say(f"actions agree to {equal.relative:.2e} (limit {equal.tolerance:g})")
         for worker in (ours, peer):  # the second call may still be finding its feet
             worker.ask("run", args.run_limit)
@@ -274,7 +278,7 @@ def measure(args: argparse.Namespace, probe_of: Callable[[int], pairing.Probe]) 
         measured = pairing.measure(
             ours, peer, rules, probe_of(args.threads), lambda: machine.cpu_sample(sessions), say
         )
-        agree(ours, peer, about, scratch, args.dtype)  # still, and with the final peak RSS
+        agree(ours, peer, about, scratch, args)  # still, and with the final peak RSS
         for worker in (ours, peer):
             worker.ask("quit", RESULT_S)
     return {
@@ -318,14 +322,17 @@ def load(workers: tuple[Worker, ...], about: Sides, told: Sides, inputs: Path) -
         side.update(load_s=seconds, loaded=loaded, **taken)
 
 
-def agree(ours: Worker, peer: Worker, about: Sides, scratch: Path, dtype: str) -> Equality:
+def agree(
+    ours: Worker, peer: Worker, about: Sides, scratch: Path, args: argparse.Namespace
+) -> Equality:
     """Compare the actions of the last runs, and note peak RSS and first call of both sides."""
     results = []
     for worker in (ours, peer):
         results.append(scratch / f"{worker.label}.safetensors")
         reply = worker.ask("result", RESULT_S, RESULT_FIELDS, path=str(results[-1]))
         about[worker.label].update({name: reply[name] for name in RESULT_FIELDS})
-    return compared(results[0], results[1], scratch / "inputs.safetensors", dtype)
+    inputs = scratch / "inputs.safetensors"
+    return compared(results[0], results[1], inputs, args.dtype, args.tolerance)
 
 
 def _request(args: argparse.Namespace, sizes: Sizes) -> dict[str, Any]:

@@ -63,11 +63,10 @@ def measurements() -> list[Measurement]:
         for name, work in WORK.items()
         if name != "same-532"
     ]
-    ours = f"command:{sys.executable} -m benchmarks.peers.worker phyai"
     found += [
         Measurement(
             f"int8-{name}",
-            ("--ours", f"config.kernel.config_path={INT8}", "--peer", ours, "--tolerance", "0.1",
+            ("--peer", "phyai", "--ours", f"config.kernel.config_path={INT8}", "--tolerance", "0.1",
              *work),
         )
         for name, work in WORK.items()

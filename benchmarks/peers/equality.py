@@ -45,8 +45,12 @@ def write_inputs(path: Path, sizes: Sizes, cameras: int, tokens: int, rows: int,
     )
 
 
-def compared(ours: Path, peer: Path, inputs: Path, dtype: str) -> Equality:
+def compared(
+    ours: Path, peer: Path, inputs: Path, dtype: str, tolerance: float | None = None
+) -> Equality:
     """Return how equal the actions in two result files are.
+
+    tolerance: None for that of the dtype; quantised sides need another.
 
     Raises: OutputsDiffer when they are farther apart than the dtype allows, of different shapes,
     not finite, or so close to the noise that the comparison says nothing about the network.
@@ -61,7 +65,7 @@ def compared(ours: Path, peer: Path, inputs: Path, dtype: str) -> Equality:
     for label, actions in (("ours", a), ("the peer", b)):
         if not torch.isfinite(actions).all():
             raise OutputsDiffer(f"actions must be finite; those of {label} are not.")
-    found = Equality(relative(a, b), relative(b, noise), TOLERANCE[dtype])
+    found = Equality(relative(a, b), relative(b, noise), tolerance or TOLERANCE[dtype])
     if found.moved < LEAST_MOVE:
         raise OutputsDiffer(
             f"actions must differ from the noise by {LEAST_MOVE:g} relative norm, or equal actions "

@@ -13,10 +13,11 @@ from torch import Tensor
 from phyai import env
 from phyai.errors import ConfigError, KernelUnavailable
 from phyai.kernels import reference
+from phyai.kernels.native import attention, elementwise, norm, rope
 from phyai.kernels.native.build import build
 from phyai.kernels.native.library import Library, available, library
 from phyai.kernels.native.linear import EPILOGUES, PackedLinear, linear, pack
-from phyai.kernels.native.selfcheck import close, expected_linear
+from phyai.kernels.native.selfcheck import check_row, close, expected_linear, row_cases
 
 pytestmark = pytest.mark.skipif(available() is not True, reason="no native kernels")
 
@@ -239,3 +240,16 @@ def test_compiled_functions_call_the_library() -> None:
     compiled = torch.compile(gated, fullgraph=True, backend="aot_eager", dynamic=True)
     assert torch.equal(compiled(x), gated(x))
     assert torch.equal(compiled(x[:4]), gated(x[:4]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_check_passes_good_kernels_and_finds_those_that_do_nothing(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _, op, args in row_cases(dtype):
+        check_row(op, args, "here")
+    for module in (attention, elementwise, norm, rope):
+        monkeypatch.setattr(module, "entry", lambda name: lambda block: 0)
+    for _, op, args in row_cases(dtype):
+        with pytest.raises(SystemExit, match=f"{op.__name__} is wrong: here"):
+            check_row(op, args, "here")

@@ -176,6 +176,7 @@ def test_a_gated_epilogue_follows_the_product() -> None:
     assert float((layer(x) - exact).norm() / exact.norm()) < 0.05
 
 
+@pytest.mark.usefixtures("without_native")
 def test_a_layer_that_nothing_runs_is_named_with_its_format() -> None:
     only: dict[str, Any] = {"id": "plain", "match": {"op": "linear"}, "use": "torch.linear"}
     at = place(every({"dtype": "nvfp4"}), overrides=[only])
@@ -238,6 +239,7 @@ def test_norms_round_what_their_references_give() -> None:
         assert bool((error <= plain.abs().amax(dim=-1, keepdim=True) / 254 * 1.001).all())
 
 
+@pytest.mark.usefixtures("without_native")
 def test_a_norm_rounds_only_where_all_its_layers_take_that() -> None:
     w8a8 = place({"match": {"glob": "plain*"}, "scheme": None}, every(INT8, INT8))
     q, kv, plain = (filled(Linear(name, 40, 8, w8a8)) for name in ("q", "kv", "plain"))

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from phyai import Engine
-from phyai.layers import Linear, VisionTower
+from phyai.layers import Linear, TableLinear, VisionTower
 from phyai.models.pi.adapter import PiAdapter, PiRequest
 from phyai.models.pi.network.gemma import AdaptiveNorm, DecoderLayer
 from tests.pi.full_reference import Batch, FullReference
@@ -195,7 +195,7 @@ class Work:
         for name, module in adapter.modules.named_modules():
             if isinstance(module, VisionTower):
                 self._handles.append(module.register_forward_pre_hook(self._see_images))
-            elif isinstance(module, Linear):
+            elif isinstance(module, Linear | TableLinear):
                 self._handles.append(module.register_forward_pre_hook(self._counter(name)))
 
     def _see_images(self, module: nn.Module, args: tuple[Any, ...]) -> None:

@@ -234,7 +234,7 @@ def _print_chunk(screen: Console, chunk: ActionChunk) -> None:
     from rich.text import Text
 
     labels = [max((len(text) for text in texts), default=0) for texts in (chunk.names, chunk.units)]
-    room = (screen.width - sum(labels) - 6) // VALUE_WIDTH - 2
+    room = (screen.width - sum(labels) - 8) // VALUE_WIDTH - 2
     shown = max(1, min(chunk.horizon, MAX_SHOWN, room))
     valid = chunk.actions[chunk.mask] if chunk.mask.any() else chunk.actions
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)

@@ -71,12 +71,18 @@ def _linear(args: tuple[Any, ...], out: Any) -> int:
     return 2 * int(out.numel()) * int(args[0].shape[-1])
 
 
+def _native_linear(args: tuple[Any, ...], out: Any) -> int:
+    x, _, _, (outputs, _) = args[:4]
+    return 2 * int(x.numel()) * int(outputs)
+
+
 # Operators that torch's own table leaves out.
 _EXTRA: dict[str, Callable[[tuple[Any, ...], Any], int]] = {
     "aten._scaled_dot_product_flash_attention_for_cpu": _cpu_attention,
     "aten._scaled_dot_product_fused_attention_overrideable": _cpu_attention,
     "mkldnn._linear_pointwise": _linear,
     "onednn.qlinear_pointwise": _linear,
+    "phyai.native_linear": _native_linear,
 }
 
 

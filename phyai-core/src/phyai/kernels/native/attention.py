@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from phyai.kernels import reference
-from phyai.kernels.native.call import CODES, entry, last_dense
+from phyai.kernels.native.call import CODES, entry, last_dense, watched
 
 _block = struct.Struct("=24qd").pack
 
@@ -29,7 +29,7 @@ def attention(
     """
     if not q.numel():  # the reference cannot fold nothing
         return torch.empty(q.shape, dtype=q.dtype)
-    if torch.compiler.is_compiling() or bias is not None or not _fits(q, k, v, key_mask):
+    if watched() or bias is not None or not _fits(q, k, v, key_mask):
         return reference.attention(q, k, v, scale, key_mask, bias)
     q, k, v = last_dense(q), last_dense(k), last_dense(v)
     rows, queries, heads, dim = q.shape

@@ -18,6 +18,15 @@ CODES = {torch.float32: 0, torch.bfloat16: 1}
 """dtype -> its code in the C interface."""
 
 
+_compiling = torch.compiler.is_compiling
+_watchers: Callable[[], int] = torch._C._len_torch_dispatch_stack
+
+
+def watched() -> bool:
+    """Return whether somebody must see torch operators: a tracer, or a counter of operations."""
+    return _compiling() or _watchers() > 0
+
+
 @functools.cache
 def entry(name: str) -> Callable[[bytes], int]:
     """Return a C function that takes a block of arguments and returns 0 when it has run.

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from phyai.kernels import reference
-from phyai.kernels.native.call import CODES, as_rows, empty_rows, entry
+from phyai.kernels.native.call import CODES, as_rows, empty_rows, entry, watched
 
 _gated_block = struct.Struct("=8q").pack
 _bias_block = struct.Struct("=9q").pack
-_compiling = torch.compiler.is_compiling
 _GELU, _SILU = 0, 1
 
 
@@ -35,7 +34,7 @@ def bias_gelu_tanh(x: Tensor, bias: Tensor) -> Tensor:
     """Return ``reference.bias_gelu_tanh``, with its roundings."""
     code, bias_code = CODES.get(x.dtype), CODES.get(bias.dtype)
     if (
-        _compiling()
+        watched()
         or code is None
         or bias_code is None
         or not (x.is_cpu and bias.is_cpu and x.numel())
@@ -53,7 +52,7 @@ def bias_gelu_tanh(x: Tensor, bias: Tensor) -> Tensor:
 
 def _gated(x: Tensor, activation: int) -> Tensor | None:
     code = CODES.get(x.dtype)
-    if _compiling() or code is None or not x.is_cpu or not x.numel() or x.shape[-1] % 2:
+    if watched() or code is None or not x.is_cpu or not x.numel() or x.shape[-1] % 2:
         return None
     *outer, twice = x.shape
     out = torch.empty((*outer, twice // 2), dtype=x.dtype)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from phyai.errors import ConfigError
+from phyai.kernels.native.call import watched
 from phyai.kernels.native.library import Library, library
 
 EPILOGUES = {"none": 0, "gelu_tanh": 1, "gelu_tanh_mul": 2, "silu_mul": 3}
@@ -170,7 +171,7 @@ def linear(
         ``reference.linear`` followed by the reference of that name.
     Raises: ConfigError when dtype, shape, device or epilogue do not fit.
     """
-    if torch.compiler.is_compiling():
+    if watched():
         shape, layout = (packed.out_features, packed.in_features), (packed._kind, packed.format)
         out: Tensor = torch.ops.phyai.native_linear(
             x, packed.data, bias, shape, packed.interleaved, layout, epilogue

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from phyai.kernels import reference
-from phyai.kernels.native.call import CODES, as_rows, empty_rows, entry
+from phyai.kernels.native.call import CODES, as_rows, empty_rows, entry, watched
 
 _block = struct.Struct("=23q2d").pack
 _NONE = (0, 0, 0)
-_compiling = torch.compiler.is_compiling
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 1.0) -> Tensor:
@@ -78,7 +77,7 @@ def gated_ada_layer_norm(
 def gated_residual(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
     """Return ``reference.gated_residual``, with its roundings."""
     code, gate_code = CODES.get(x.dtype), CODES.get(gate.dtype)
-    if _compiling() or code is None or gate_code is None or not _pair(x, y):
+    if watched() or code is None or gate_code is None or not _pair(x, y):
         return reference.gated_residual(x, y, gate)
     gate_at = _plane(gate, x.shape)
     if gate_at is None:
@@ -103,7 +102,7 @@ def _norm(
 ) -> tuple[Tensor, Tensor] | None:
     """Return the residual sum (x itself without y) and its norm; None: not for this kernel."""
     code, affine = CODES.get(x.dtype), CODES.get(scale.dtype)
-    if _compiling() or code is None or affine is None or not x.is_cpu or not x.numel():
+    if watched() or code is None or affine is None or not x.is_cpu or not x.numel():
         return None
     if shift is not None and shift.dtype != scale.dtype:
         return None

@@ -12,17 +12,16 @@ import torch
 from torch import Tensor
 
 from phyai.kernels import reference
-from phyai.kernels.native.call import CODES, entry, last_dense
+from phyai.kernels.native.call import CODES, entry, last_dense, watched
 
 _rope_block = struct.Struct("=17q").pack
 _rope_write_block = struct.Struct("=34q").pack
 _write_block = struct.Struct("=9q").pack
-_compiling = torch.compiler.is_compiling
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return ``reference.apply_rope``, with its roundings."""
-    if _compiling() or not _rotates(x, cos, sin):
+    if watched() or not _rotates(x, cos, sin):
         return reference.apply_rope(x, cos, sin)
     out = torch.empty(x.shape, dtype=x.dtype)
     x, cos, sin = last_dense(x), _angles(cos, x), _angles(sin, x)
@@ -42,7 +41,7 @@ def rope_kv_write(
     slots: Tensor,
 ) -> Tensor:
     """Return ``reference.rope_kv_write``, with its roundings."""
-    if _compiling() or not (_rotates(q, cos, sin) and _stores(q, k, v, k_cache, v_cache, slots)):
+    if watched() or not (_rotates(q, cos, sin) and _stores(q, k, v, k_cache, v_cache, slots)):
         return reference.rope_kv_write(q, k, v, cos, sin, k_cache, v_cache, slots)
     rows, tokens, heads, dim = q.shape
     out = torch.empty((rows, tokens, heads, dim), dtype=q.dtype)
@@ -60,7 +59,7 @@ def rope_kv_write(
 def kv_write(cache: Tensor, slots: Tensor, values: Tensor) -> None:
     """Do ``reference.kv_write``; any dtype, rows of cache and values dense."""
     if (
-        _compiling()
+        watched()
         or not (cache.is_cpu and values.is_cpu and cache.dtype == values.dtype)
         or not (cache.dim() == values.dim() == 3 and cache.shape[1:] == values.shape[1:])
         or not (values.numel() and _dense_rows(cache) and _dense_rows(values))

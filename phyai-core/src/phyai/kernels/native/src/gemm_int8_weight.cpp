@@ -10,7 +10,10 @@ namespace {
 using namespace vectors;
 
 inline Vec load_wide(const int8_t* p) {
-#if PHYAI_AVX2
+#if defined(__AVX512F__)  // the masked form: GCC warns of the other one
+  const __m128i bytes = _mm_loadu_si128((const __m128i*)p);
+  return as_floats(VecI(_mm512_maskz_cvtepi8_epi32(0xffff, bytes)));
+#elif PHYAI_AVX2
   return Vec(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))));
 #else
   typedef int8_t VecB __attribute__((vector_size(kWidth)));
