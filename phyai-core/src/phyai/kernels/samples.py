@@ -76,7 +76,8 @@ def _apply_rope(make: _Maker) -> Sample:
 def _attention(make: _Maker) -> Sample:
     dim, keys = make.size("head_dim"), make.size("keys", _KEYS)
     kv_heads = make.size("kv_heads", 1)
-    q = make.draw(1, make.size("queries", _ROWS), make.size("heads", _HEADS), dim)
+    queries = make.size("queries", make.size("rows", _ROWS))
+    q = make.draw(1, queries, make.size("heads", _HEADS), dim)
     k, v = (make.draw(1, keys, kv_heads, dim) for _ in range(2))
     mask = None
     if make.facts.get("masked"):
