@@ -7,6 +7,7 @@ python benchmarks/figures.py --write    also draw docs/pictures/*.png and renew 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from pathlib import Path
 
@@ -72,7 +73,29 @@ def control() -> str:
     return "\n".join(lines)
 
 
-TABLES = {"operations": operations, "bounds": bounds, "control": control}
+def speed() -> str:
+    """Return the table of paired measurements in docs/reports/speed."""
+    lines = ["| measurement | dtype | layers | positions, ours / peer | pairs | ratio (min to max) "
+             "| ours (s) | peer (s) | peak RSS, ours / peer (GB) |",
+             "|---|---|---:|---|---:|---:|---:|---:|---|"]  # fmt: skip
+    for path in sorted((DOCS / "reports" / "speed").glob("*.json")):
+        report = json.loads(path.read_text(encoding="utf-8"))
+        if "equality" not in report:
+            continue
+        result, (ours, peer) = report["result"], (report["ours"], report["peer"])
+        ratio = result["ratio"]
+        name = f"[{path.stem}](reports/speed/{path.stem}.md)" + (" (void)" * bool(report["void"]))
+        lines.append(
+            f"| {name} | {report['request']['dtype']} | {report['request']['layers']} "
+            f"| {ours['prefix_positions']} / {peer['prefix_positions']} | {result['pairs']} "
+            f"| {ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f}) "
+            f"| {result['ours_s']['median']:.1f} | {result['peer_s']['median']:.1f} "
+            f"| {ours['peak_rss_bytes'] / 1e9:.1f} / {peer['peak_rss_bytes'] / 1e9:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+TABLES = {"operations": operations, "bounds": bounds, "control": control, "speed": speed}
 
 
 def renewed(page: str) -> str:

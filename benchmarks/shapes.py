@@ -77,7 +77,7 @@ class Model:
         """sizes: (in_features, out_features)."""
         self.add(
             layer, "linear", layers, passes,
-            rows=rows, in_features=sizes[0], out_features=sizes[1], bias=bias,
+            rows=rows, in_features=sizes[0], out_features=sizes[1], bias=bias, packed=True,
         )  # fmt: skip
 
     def attention(
@@ -220,13 +220,14 @@ def time_ms(shape: Shape, device: str, dtype: str, table: Any, repeat: int) -> f
     """Return the median milliseconds of one call of the chosen row."""
     import torch
 
-    from phyai.kernels.samples import sample
+    from phyai.kernels.samples import packed, sample
 
     facts = dict(shape.facts)
     made = sample({"op": shape.op, "device": device, "dtype": dtype, **facts})
     if made is None:
         raise SystemExit(f"op {shape.op!r} has no sample inputs.")
-    run = table.select(shape.op, device=device, dtype=dtype, **facts)
+    kernel = table.choose(shape.op, device=device, dtype=dtype, **facts)
+    made, run = packed(made, kernel, facts), kernel.fn
     times = []
     with torch.no_grad():
         for _ in range(repeat + 1):

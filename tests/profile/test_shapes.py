@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from phyai.kernels import KernelTable
-from phyai.kernels.samples import sample
+from phyai.kernels.samples import packed, sample
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "shapes.py"
 
@@ -67,6 +67,7 @@ def test_small_shapes_run_through_their_row(shapes: ModuleType) -> None:
         ran.add(shape.op)
         made = sample({"op": shape.op, "device": "cpu", "dtype": "float32", **facts})
         assert made is not None
-        run = table.select(shape.op, device="cpu", dtype="float32", **facts)
+        kernel = table.choose(shape.op, device="cpu", dtype="float32", **facts)
+        made, run = packed(made, kernel, facts), kernel.fn
         assert torch.isfinite(run(*made.args, **made.kwargs)).all()
     assert {"linear", "attention", "rms_norm", "ada_layer_norm"} <= ran

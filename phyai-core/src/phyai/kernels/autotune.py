@@ -18,9 +18,8 @@ import torch
 
 from phyai.errors import ConfigError
 from phyai.kernels.policy import fingerprint
-from phyai.kernels.quant import scheme_of
 from phyai.kernels.rows import Kernel, KernelRow
-from phyai.kernels.samples import Sample, sample
+from phyai.kernels.samples import Sample, packed, sample
 
 log = logging.getLogger("phyai")
 
@@ -124,9 +123,8 @@ class Autotuner:
         costs: dict[str, float | str] = {}
         for row, fn in fits:
             try:
-                candidate = Candidate(
-                    str(facts["op"]), row.name, fn, facts, _packed(row, fn, facts, made)
-                )
+                given = None if made is None else packed(made, Kernel(fn, row), facts)
+                candidate = Candidate(str(facts["op"]), row.name, fn, facts, given)
                 cost = (self._benchmark or seconds)(candidate)
             except Exception as error:  # a row that cannot run these sizes is no candidate
                 costs[row.name] = f"measuring it failed: {type(error).__name__}: {error}"
@@ -138,20 +136,6 @@ class Autotuner:
                 )
             costs[row.name] = float(cost)
         return costs
-
-
-def _packed(
-    row: KernelRow, fn: Callable[..., Any], facts: Mapping[str, Any], made: Sample | None
-) -> Sample | None:
-    """Return the sample with its weight laid out as the row wants it."""
-    pack = Kernel(fn, row).pack
-    if pack is None or made is None:
-        return made
-    x, weight, *rest = made.args
-    # As a layer packs: for the epilogue only where the row does it itself.
-    wanted = str(facts.get("epilogue", "none"))
-    epilogue = wanted if wanted in row.epilogues else "none"
-    return Sample((x, pack(weight, epilogue, scheme_of(facts)), *rest), made.kwargs)
 
 
 def _verdict(costs: Mapping[str, float | str]) -> Measured:

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from phyai.kernels.quant import scheme_of
+from phyai.kernels.rows import Kernel
+
 # Where a layer does not tell how long its sequences are: a short query over a longer prefix.
 _ROWS, _KEYS, _HEADS = 64, 1024, 8
 
@@ -94,6 +97,20 @@ _MAKERS: dict[str, Callable[[_Maker], Sample]] = {
     "apply_rope": _apply_rope,
     "attention": _attention,
 }
+
+
+def packed(made: Sample, kernel: Kernel, facts: Mapping[str, Any]) -> Sample:
+    """Return a sample of ``linear`` with its weight laid out as the kernel's row wants it.
+
+    As a layer packs: for the epilogue only where the row does it itself.
+    """
+    pack = kernel.pack
+    if pack is None:
+        return made
+    wanted = str(facts.get("epilogue", "none"))
+    epilogue = wanted if wanted in kernel.row.epilogues else "none"
+    x, weight, *rest = made.args
+    return Sample((x, pack(weight, epilogue, scheme_of(facts)), *rest), made.kwargs)
 
 
 def sample(facts: Mapping[str, Any]) -> Sample | None:

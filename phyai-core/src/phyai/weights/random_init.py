@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from phyai.weights.loading import Progress, run_post_load
+from phyai.weights.packing import Packer
 
 Scheme: TypeAlias = Callable[[str, Tensor], "tuple[float, float] | None"]
 """(name, parameter) -> (mean, standard deviation); None = the default."""
@@ -26,7 +27,7 @@ def randomize(
     scheme: Scheme | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Draw every parameter anew, in place and in its own dtype; then run ``post_load``.
+    """Draw every parameter anew, in its own dtype, and pack it; then run ``post_load``.
 
     Default: normals of standard deviation 1/sqrt(fan_in) for two and more dims, 0.02 for vectors
     (fan_in = entries per row). A parameter's values depend on ``seed`` and its name alone, not on
@@ -35,6 +36,7 @@ def randomize(
     Source: LeCun et al., Efficient BackProp (1998), section 4.6.
     """
     named = list(model.named_parameters())
+    packer = Packer(model, (param for _, param in named))
     total, done = sum(p.numel() * p.element_size() for _, p in named), 0
     # Drawing is serial per generator, so chunks have generators of their own.
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
@@ -51,6 +53,7 @@ def randomize(
             if flat is None:
                 param.data.copy_(target.view(param.shape))
             done += param.numel() * param.element_size()
+            packer.filled(param)
             if progress is not None:
                 progress(done, total, name)
     run_post_load(model)
