@@ -1,4 +1,4 @@
-"""Makes what docs/performance.md shows without a measurement: operation counts and control rates.
+"""Makes the tables and pictures of docs/performance.md: operations, control rates, paired times.
 
 python benchmarks/figures.py            print the tables
 python benchmarks/figures.py --write    also draw docs/pictures/*.png and renew the page's tables
@@ -20,6 +20,7 @@ PAGE = DOCS / "performance.md"
 PUBLISHED = Workload(cameras=3, tokens=16, steps=10)
 WORKLOADS = (PUBLISHED, Workload(cameras=3, tokens=200, steps=10),
              Workload(cameras=2, tokens=20, steps=10))  # fmt: skip
+LEAST_PAIRS = 10
 CONTROL = (
     ("LIBERO spatial", ControlTime(inference_ms=3.79, environment_ms=23.42)),
     ("Cosmos3 policy", ControlTime(inference_ms=254.0, environment_ms=20.0)),
@@ -80,11 +81,13 @@ def speed() -> str:
              "|---|---|---:|---|---:|---:|---:|---:|---|"]  # fmt: skip
     for path in sorted((DOCS / "reports" / "speed").glob("*.json")):
         report = json.loads(path.read_text(encoding="utf-8"))
-        if "equality" not in report:
-            continue
+        if "equality" not in report or not report["result"]["pairs"]:
+            continue  # a sweep, or nothing was kept
         result, (ours, peer) = report["result"], (report["ours"], report["peer"])
         ratio = result["ratio"]
-        name = f"[{path.stem}](reports/speed/{path.stem}.md)" + (" (void)" * bool(report["void"]))
+        few = result["pairs"] < LEAST_PAIRS
+        marks = " (void)" * bool(report["void"]) + " (few pairs)" * few
+        name = f"[{path.stem}](reports/speed/{path.stem}.md){marks}"
         lines.append(
             f"| {name} | {report['request']['dtype']} | {report['request']['layers']} "
             f"| {ours['prefix_positions']} / {peer['prefix_positions']} | {result['pairs']} "

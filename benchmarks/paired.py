@@ -10,8 +10,9 @@ hf, hf-compiled, hf-bf16-vision, openvino, lerobot, phyai (ours once more, plain
 lets the peer pad as it is shipped; the valid inputs, and so the actions, stay the same.
 
 Protocol. A worker reads one JSON object a line from standard input and answers each with one on
-standard output: ``"ok": true`` and the fields below, or ``"ok": false`` and ``error``. It prints
-nothing else there, computes only between a request and its answer, and ends with its input.
+standard output: ``"ok": true`` and the fields below, or ``"ok": false``, ``error``, and where
+nothing is broken ``"refused": true``. It prints nothing else there, computes only between a request
+and its answer, and ends with its input.
 
     hello     protocol 1 -> name, versions {}, threads, computes
     estimate  checkpoint, dtype (bf16 | fp32), threads, cameras, tokens, rows, steps -> bytes
@@ -57,7 +58,7 @@ if str(ROOT) not in sys.path:
 from benchmarks.peers import machine, pairing, report  # noqa: E402
 from benchmarks.peers.equality import Equality, OutputsDiffer, compared, write_inputs  # noqa: E402
 from benchmarks.peers.golden import verify  # noqa: E402
-from benchmarks.peers.link import Worker, WorkerFailed  # noqa: E402
+from benchmarks.peers.link import Declined, Worker, WorkerFailed  # noqa: E402
 from benchmarks.peers.sizes import RELEASED_LAYERS, Sizes  # noqa: E402
 from benchmarks.peers.weights import cached_checkpoint  # noqa: E402
 
@@ -382,7 +383,7 @@ def run(argv: list[str], probe_of: Callable[[int], pairing.Probe] = machine.Spee
         return DIFFER
     except WorkerFailed as failed:
         say(str(failed))
-        return FAILED
+        return REFUSED if isinstance(failed, Declined) else FAILED
     except OSError as error:
         say(f"{error}")
         return REFUSED

@@ -25,6 +25,10 @@ class WorkerFailed(Exception):
     """A worker crashed, hung, broke the protocol, or said what it cannot do."""
 
 
+class Declined(WorkerFailed):
+    """A worker said that it cannot do this here; nothing is broken."""
+
+
 class Worker:
     """A child process, in a session of its own, that answers JSON lines.
 
@@ -63,8 +67,9 @@ class Worker:
     ) -> dict[str, Any]:
         """Return the reply to one request.
 
-        Raises: WorkerFailed when it does not come within ``limit_s``, is no JSON object, says
-        ``"ok": false``, lacks a field of ``needs``, or when the worker ends.
+        Raises: Declined when it says ``"refused": true``; WorkerFailed when it does not come within
+        ``limit_s``, is no JSON object, says ``"ok": false``, lacks a field of ``needs``, or when
+        the worker ends.
         """
         line = json.dumps({"op": op, **fields}) + "\n"
         assert self._process.stdin is not None
@@ -76,7 +81,8 @@ class Worker:
         reply = self._parse(op, self._read_line(op, limit_s))
         if reply.get("ok") is not True:
             error_text = str(reply.get("error", "no reason given"))
-            raise WorkerFailed(f"worker {self.label} cannot {op}: {error_text}")
+            kind = Declined if reply.get("refused") is True else WorkerFailed
+            raise kind(f"worker {self.label} cannot {op}: {error_text}")
         del reply["ok"]
         missing = [name for name in needs if name not in reply]
         if missing:

@@ -141,7 +141,7 @@ def serve(server: Server, requests: TextIO, replies: TextIO) -> None:
             message = json.loads(line)
             reply = {"ok": True, **server.answer(message)}
         except Refused as refused:
-            reply = {"ok": False, "error": str(refused)}
+            reply = {"ok": False, "refused": True, "error": str(refused)}
         except Exception as error:
             traceback.print_exc()
             reply = {"ok": False, "error": f"{type(error).__name__}: {error}"}

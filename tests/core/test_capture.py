@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from phyai.addresses import addresses, moved, tensors_of
+import phyai.addresses
+from phyai.addresses import MAX_DEPTH, addresses, moved, nbytes, tensors_of
 from phyai.cuda_graph import PooledCapturer, capturing
 from phyai.errors import CudaGraphError
 from phyai.graph import GraphService
@@ -163,6 +164,56 @@ def test_addresses_of_everything_a_model_holds() -> None:
     assert moved(before, addresses(root)) == []  # new and vanished paths do not count
     layer.pack.copies["a"] = (torch.zeros(1), [torch.zeros(2)])
     assert moved(before, addresses(root)) == ["m.pack.copies.a.0", "m.pack.copies.a.1.0"]
+
+
+def nested(value: object, steps: int) -> object:
+    for _ in range(steps):
+        value = [value]
+    return value
+
+
+def test_a_tensor_is_found_by_its_shortest_path(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where a longer path, met first, meets its object at the limit."""
+    monkeypatch.setattr(phyai.addresses, "_cuts", [])
+    shared = Packed()
+    root = {"long": nested(shared, MAX_DEPTH - 1), "short": [[shared]]}
+    for _ in range(2):
+        assert sorted(tensors_of(root)) == ["short.0.0.copies.a.0", "short.0.0.copies.a.1.0"]
+    assert caplog.records == []
+    assert nbytes(root) == nbytes(shared) == 4 + 8
+    for _ in range(2):
+        assert tensors_of({"long": nested(shared, 10_000)}) == {}
+    assert [r.getMessage().partition(":")[0] for r in caplog.records] == [
+        f"objects more than {MAX_DEPTH} steps into a model are not looked into"
+    ]
+
+
+def test_what_a_model_holds_may_grow_while_it_is_looked_through() -> None:
+    class Growing(dict[str, Any]):
+        def __init__(self) -> None:
+            super().__init__(table=torch.zeros(1))
+
+    kept: list[Any] = []
+    layer, made = Layer(), Growing()
+    layer.kept, layer.made = kept, made
+
+    class Meddling:
+        """Adds to everything the moment somebody looks at it."""
+
+        __slots__ = ()
+
+        @property
+        def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+            name = f"n{len(kept)}"
+            kept.append(torch.zeros(1))
+            made[name] = layer.__dict__[name] = torch.zeros(1)
+            return {}
+
+    kept.extend(Meddling() for _ in range(3))
+    made.update({f"m{i}": Meddling() for i in range(3)})
+    assert {"m.weight", "m.made.table"} <= set(tensors_of({"m": layer}))
 
 
 # ---------------------------------------------------------------- refusals

@@ -1,4 +1,4 @@
-"""Compiled element-wise functions, and results the compiler keeps on disk."""
+"""Compiled functions, and results the compiler keeps on disk."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from phyai import compiling
-from phyai.compiling import MAX_SHAPES, Elementwise, elementwise, use_disk_cache
+from phyai.compiling import compiled, own_code, use_disk_cache
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,57 +35,21 @@ def compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Callable[.
     return made
 
 
-@elementwise
-def gate(x: Tensor, y: Tensor, offset: float = 1.0) -> Tensor:
-    """Return tanh(x) * y + offset."""
-    return torch.tanh(x) * y + offset
-
-
-def test_once_per_shape_stride_dtype_and_setting(compiles: list[Callable[..., Any]]) -> None:
-    x = torch.randn(3, 4)
-    gate(x, x)
-    torch.testing.assert_close(gate(x + 1, x), torch.tanh(x + 1) * x + 1)
-    assert len(compiles) == 1
-    gate(x, x, offset=2.0)
-    gate(x.t(), x.t())
-    gate(x[:2], x[:2])
-    gate(x.double(), x.double())
-    assert (len(compiles), gate.variants) == (5, 5)
-    codes = {fn.__code__.co_name for fn in compiles}
-    assert len(codes) == 5  # torch counts recompilations per code object
-    assert gate.__doc__ == "Return tanh(x) * y + offset."
-
-
-def test_too_many_shapes_run_as_they_are(compiles: list[Callable[..., Any]]) -> None:
-    double = Elementwise(lambda x: 2 * x)
-    for size in range(MAX_SHAPES + 5):
-        assert double(torch.ones(size)).tolist() == [2.0] * size
-    assert len(compiles) == double.variants == MAX_SHAPES
-
-
-def test_a_failing_compiler_is_asked_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_whole_functions_of_fixed_shapes_with_a_code_object_each(
+    compiles: list[Callable[..., Any]],
 ) -> None:
-    asked: list[int] = []
+    """torch counts recompilations per code object."""
+    ready = []
+    for factor in range(20):
+        ready.append(compiled(lambda x, factor=factor: factor * x))
+        del ready[:-1]  # memory that is free again gives its number to the next
+        assert ready[0](2) == 2 * factor
+    assert len({fn.__code__.co_name for fn in compiles}) == 20
 
-    def broken(fn: object, options: object = None) -> Callable[..., Any]:
-        asked.append(1)
 
-        def run(*args: Any) -> Any:
-            raise RuntimeError("no C++ compiler\nlong dump")
-
-        return run
-
-    monkeypatch.setattr(compiling, "compiled", broken)
-    double = Elementwise(lambda x: 2 * x)
-    for size in (1, 2):
-        assert double(torch.ones(size)).tolist() == [2.0] * size
-    assert asked == [1]
-    assert [r.getMessage() for r in caplog.records] == [
-        "<lambda> runs as it is: inductor failed: no C++ compiler"
-    ]
-    with pytest.raises(ZeroDivisionError):
-        Elementwise(lambda x: 1 / 0)(torch.ones(1))
+def test_numbers_of_regions_are_not_used_again() -> None:
+    names = {own_code(abs).__code__.co_name for _ in range(50)}
+    assert len(names) == 50
 
 
 def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -104,21 +66,21 @@ import json
 import torch
 
 torch.set_num_threads(1)
-from phyai.compiling import disk_cache_counts, elementwise
+from phyai.compiling import compiled, disk_cache_counts
 from phyai.graph import GraphService
 
-@elementwise
-def gate(x, y):
-    return torch.tanh(x) * y
-
 x, y, z = torch.randn(8, 32), torch.randn(8, 32), torch.zeros(8, 32)
-with torch.no_grad():
-    same = torch.allclose(gate(x, y), torch.tanh(x) * y, atol=1e-6)
+gate = compiled(lambda x, y: torch.tanh(x) * y)
+try:
+    with torch.no_grad():
+        same = torch.allclose(gate(x, y), torch.tanh(x) * y, atol=1e-6)
+except Exception:  # no C++ compiler: the region below says so
+    same = True
 graphs = GraphService("inductor", "cpu")
 graphs.capture("tiny", lambda: z.copy_(torch.sin(x) + y))()
 same = same and torch.allclose(z, torch.sin(x) + y, atol=1e-6)
 (row,) = graphs.report()
-print(json.dumps([same, row.mode, row.cached, gate.variants, *disk_cache_counts()]))
+print(json.dumps([same, row.mode, row.cached, *disk_cache_counts()]))
 """
 
 
@@ -140,6 +102,6 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
     if told[0][1] == "eager":  # a machine without a C++ compiler
         assert [entry[0] for entry in told] == [True, True]
         return
-    assert told[0] == [True, "inductor", False, 1, 0, 2]
-    assert told[1] == [True, "inductor", True, 1, 2, 0]
+    assert told[0] == [True, "inductor", False, 0, 2]
+    assert told[1] == [True, "inductor", True, 2, 0]
     assert (tmp_path / "inductor").is_dir()

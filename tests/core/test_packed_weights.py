@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from phyai.errors import PluginContractError
 from phyai.kernels import CATALOGUE, KernelTable
 from phyai.layers import Linear, Placement, TableLinear
-from phyai.weights import load_pretrained, randomize, update_tensors
+from phyai.weights import load_pretrained, randomize, unpacked, update_tensors
 
 PACKING = [
     row.name
@@ -141,3 +142,55 @@ def test_a_table_layer_is_halved_only_when_nothing_is_lost(exact: bool) -> None:
     assert torch.equal(layer(x), before)
     layer.unpack()
     assert torch.equal(layer.weight, weight)
+
+
+class Derived(nn.Module):
+    """Derives something from a weight after loading."""
+
+    def __init__(self, at: Placement) -> None:
+        super().__init__()
+        self.inner = Linear("q", 24, 16, at)
+        self.table = torch.zeros(16)
+
+    def post_load(self) -> None:
+        self.table = self.inner.weight.sum(dim=1)
+
+
+def test_post_load_sees_the_weights(tmp_path: Path) -> None:
+    held = {"q.weight": tensors(F32)["q.weight"]}
+    save_file(held, tmp_path / "model.safetensors")
+    made = nn.ModuleDict({"a": Derived(placement("onednn.linear"))})
+    for load in (lambda: load_pretrained(made, tmp_path), lambda: randomize(made, seed=3)):
+        load()
+        inner = made["a"].inner
+        assert inner.is_packed
+        with unpacked(made):
+            torch.testing.assert_close(made["a"].table, inner.weight.sum(dim=1))
+        assert made["a"].table.abs().sum() > 1
+
+
+def test_the_state_of_a_packed_model_is_refused_not_empty() -> None:
+    made = model(placement("onednn.linear"))
+    made["table"] = TableLinear("t", 8, 24, placement("onednn.linear"))
+    randomize(made, seed=0)
+    with pytest.raises(PluginContractError, match="state_dict needs the weights of Linear"):
+        made.state_dict()
+    with unpacked(made):
+        state = made.state_dict()
+    assert state["qkv.weight"].abs().sum() > 1
+    assert made["qkv"].is_packed
+
+
+def test_a_second_load_opens_one_layer_at_a_time(tmp_path: Path) -> None:
+    made, held = model(placement("onednn.linear")), tensors(F32)
+    save_file(held, tmp_path / "model.safetensors")
+    load_pretrained(made, tmp_path)
+    open_layers: list[int] = []
+    load_pretrained(
+        made,
+        tmp_path,
+        progress=lambda *_: open_layers.append(sum(not m.is_packed for m in made.values())),
+    )
+    # the biases come first in the file; the fused legs of a layer side by side
+    assert max(open_layers) <= 2
+    assert open_layers[-1] == 0

@@ -174,7 +174,7 @@ def test_reference_policy_names_one_row_per_op() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ConfigError, match="noises must be at least 1; got 0"):
+    with pytest.raises(ConfigError, match="noises must be at least 1; got 0. Ask for one"):
         against_reference("toy-curve", ToyArgs(), config(), noise, noises=0)
 
     class Silent(ToyAdapter):
@@ -211,10 +211,13 @@ def test_the_command_compares_a_preset(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "one of --golden DIR and --against reference; got neither"),
+        ([], "one of --golden DIR and --against reference; got neither. Give exactly one"),
         (["--golden", ".", "--against", "reference"], "got both"),
-        (["--plugin", "pi05", "--against", "gpu"], "--against must be 'reference'; got 'gpu'"),
-        (["--golden", "."], "--golden needs --plugin"),
+        (
+            ["--plugin", "pi05", "--against", "gpu"],
+            "--against must be 'reference'; got 'gpu'. Use --against reference.",
+        ),
+        (["--golden", "."], "whose cases they are; got none. Add --plugin."),
         (["--plugin", "pi05", "--golden", ".", "--preset", "tiny"], "Drop them"),
     ],
 )

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
+from phyai import engine_core, runner
 from phyai.adapter import NoConditioning
 from phyai.errors import CapacityError, ConfigError, PluginContractError, RequestError
+from phyai.graph import GraphService
 from phyai.scheduler import Scheduler
+from phyai.solver import Direct
+from phyai.testing.capture import RecordingCapturer
 from phyai.types import BufferSpec, Key, Prepared
 from tests.core.toy_adapter import FlowAdapter, ToyAdapter, ToyRequest, open_engine, registry
 
@@ -227,6 +232,91 @@ def test_tables_are_written_in_place_and_again_after_a_refresh() -> None:
         (again,) = adapter.network.tables.values()
         assert again.data_ptr() == address
         assert again[0] == 1.0
+
+
+class Spread(ToyAdapter):
+    """Every part has a weight of its own, and no module is named for the dump."""
+
+    name = "toy-spread"
+
+    def load(self) -> None:
+        super().load()
+        self.offset = torch.full((1,), 0.5)
+        adapter = self
+
+        class Scaled(NoConditioning):
+            scale = torch.ones(0)  # of the class: nobody's state
+
+            def encode(self, cache: Any) -> None:
+                cache["features"].copy_(self.scale * cache.inputs["state"])
+
+        class Damped(Direct):
+            def solve(self, *args: Any, **options: Any) -> Any:
+                x = super().solve(*args, **options)
+                return {leaf: self.damp * t + adapter.offset for leaf, t in x.items()}
+
+        self.scaled, self.damped = Scaled(), Damped()
+        self.scaled.scale, self.damped.damp = torch.full((4,), 2.0), torch.full((1,), 0.5)
+        self.parts = {"scale": self.scaled, "damp": self.damped, "offset": self}
+
+    def start(self, cache: Any) -> Any:
+        return {leaf: self.offset * t for leaf, t in super().start(cache).items()}
+
+    def conditioning(self) -> Any:
+        return self.scaled
+
+    def solver(self) -> Any:
+        return self.damped
+
+
+@pytest.mark.parametrize(("held", "graphs"), [("scale", 1), ("damp", 1), ("offset", 1)])
+def test_graphs_are_captured_anew_when_a_weight_of_any_part_moves(held: str, graphs: int) -> None:
+    def service(backend: Any, device: torch.device, **options: Any) -> GraphService:
+        return GraphService("cuda", device, capturer=RecordingCapturer(num_warmup_iters=1))
+
+    with mock.patch.object(engine_core, "GraphService", service):
+        recorded = open_engine(Spread)
+    with recorded, open_engine(Spread) as exact:
+        recorded.step(request(2))
+        for engine in (recorded, exact):
+            adapter: Any = engine.adapter
+            part = adapter.parts[held]
+            setattr(part, held, 3.0 * getattr(part, held))  # at another address
+        want = exact.step(request(2))
+        assert not torch.equal(recorded.step(request(2)), want)  # the graph is stale
+        recorded.core.runner.refresh()
+        torch.testing.assert_close(recorded.step(request(2)), want)
+        stats = recorded.core.services.graphs.stats()
+    assert stats["fallbacks"] == 0
+    assert stats["recaptures"] >= graphs
+
+
+def test_the_model_is_counted_when_it_may_have_changed_and_not_at_every_look() -> None:
+    policy = 4 * (6 * 4 + 6)
+    with (
+        open_engine(Spread) as engine,
+        mock.patch.object(runner, "nbytes", wraps=runner.nbytes) as counted,
+    ):
+        adapter: Any = engine.adapter
+
+        def model() -> int:
+            return int(engine.stats()["replicas"][0]["memory"]["model"])
+
+        assert [model() for _ in range(3)] == [policy + 4 * (4 + 1 + 1)] * 3
+        assert counted.call_count == 1
+        adapter.scaled.scale = torch.zeros(10)
+        engine.core.runner.refresh()
+        assert [model() for _ in range(3)] == [policy + 4 * (10 + 1 + 1)] * 3
+        engine.step(request(1))
+        engine.step(request(1))
+        model()
+        assert counted.call_count == 3
+    with open_engine(Tables, runtime={"max_live_caches": 1}) as engine:
+        sizes = []
+        for steps in (5, 9):
+            engine.step(request(1, steps))
+            sizes.append(engine.core.memory_report()["model"])
+        assert sizes == [policy + 4 * 5, policy + 4 * 9]
 
 
 def test_a_grid_the_network_refuses_leaves_nothing_behind() -> None:

@@ -144,6 +144,32 @@ def test_a_model_names_its_layers_and_steps(tmp_path: Path) -> None:
     assert not torch.equal(first["expert.action_out"], second["expert.action_out"])
 
 
+@pytest.mark.parametrize("model", ["pi05", "pi0"])
+def test_every_norm_is_in_the_dump(model: str, tmp_path: Path) -> None:
+    with engine_of(model, cpu_config(debug_tensor_dump_dir=str(tmp_path))) as engine:
+        engine.step(random_request(model, [[True, True]], [5], num_steps=2, seed=0))
+        roots = engine.adapter.dump_targets()
+    norms = {
+        f"{root}.{name}"
+        for root, top in roots.items()
+        for name, module in top.named_modules()
+        if type(module).__name__ in ("RMSNorm", "LayerNorm", "ModulatedNorm")
+    }
+    (found,) = passes(tmp_path)
+    last = len(roots["prefix"].layers) - 1  # type: ignore[arg-type]
+    idle = {f"prefix.layers.{last}.norm2.norm", "prefix.norm.norm"}  # only K and V are wanted
+    modules = {name.partition("::")[0] for name in found}
+    written = {name for name in norms if modules & {name, f"{name}.1"}}
+    assert len(norms) >= 12
+    assert norms - written == idle
+    layer = "prefix.layers.0.norm2.norm"
+    total, normed = found[f"{layer}.0"], found[f"{layer}.1"]
+    torch.testing.assert_close(
+        normed.square().mean(-1).sqrt().mean().log().abs(), torch.tensor(0.0), atol=2, rtol=0
+    )
+    assert total.shape == normed.shape
+
+
 def test_filter_functions(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(FILTER)

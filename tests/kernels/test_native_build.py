@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -11,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from phyai.errors import KernelUnavailable
-from phyai.kernels.native import build
+from phyai.kernels.native import build, library
+
+# the package's attribute of that name is the function
+library_module = importlib.import_module("phyai.kernels.native.library")
 
 # Understands --version and -o FILE, and writes every call to LOG.
 FAKE_COMPILER = """#!/bin/sh
@@ -49,6 +53,10 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
     return Compiler(tmp_path, monkeypatch)
 
 
+def only_this_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "COMPILERS", ())
+
+
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "_check", lambda library: None)
@@ -62,12 +70,13 @@ def test_no_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_cxx_comes_before_the_usual_names(compiler: Compiler) -> None:
-    assert build.find_compiler(os.environ) == str(compiler.path)
+    assert build.find_compiler(os.environ) == (str(compiler.path),)
 
 
 def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(
-    compiler: Compiler, tmp_path: Path
+    compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    only_this_compiler(monkeypatch)
     compiler.write(before='echo "unknown architecture" >&2; exit 3')
     with pytest.raises(KernelUnavailable, match=r"ended with 3: unknown architecture"):
         build.build(tmp_path / "cache")
@@ -120,6 +129,7 @@ def test_two_builds_at_once_both_get_the_library(compiler: Compiler, tmp_path: P
 def test_a_library_that_fails_its_check_is_not_kept(
     compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    only_this_compiler(monkeypatch)
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\necho "linear is wrong: $*" >&2; exit 1\n')
     python.chmod(0o755)
@@ -161,10 +171,94 @@ def test_products_of_newer_cpus_compile(
     flags = build.compile_flags(march)
     empty = tmp_path / "empty.cpp"
     empty.write_text("")
-    known = subprocess.run([compiler, *flags, "-c", empty, "-o", tmp_path / "empty.o"], check=False)
+    known = subprocess.run(
+        [*compiler, *flags, "-c", empty, "-o", tmp_path / "empty.o"], check=False
+    )
     if known.returncode:
         pytest.skip(f"{compiler} does not know {march}")
     made = tmp_path / "made.o"
-    command = [compiler, *flags, "-Wall", "-Werror", "-c", build.SOURCES / source, "-o", made]
+    command = [*compiler, *flags, "-Wall", "-Werror", "-c", build.SOURCES / source, "-o", made]
     subprocess.run(command, check=True)
     assert kernel in made.read_bytes()  # not the empty file of a CPU without them
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_the_next_compiler_is_tried(
+    compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(build, "COMPILERS", (str(broken), str(compiler.path)))
+    monkeypatch.delenv("CXX")
+    with pytest.raises(KernelUnavailable, match="ended with 1"):
+        build._version((str(broken),))
+    broken.write_text('#!/bin/sh\n[ "$1" = --version ] || exit 1\n')
+    assert build.build(tmp_path / "cache").read_text() == "code\n"
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_kept_library_serves_without_a_compiler(
+    compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = build.build(tmp_path / "cache")
+    only_this_compiler(monkeypatch)
+    monkeypatch.delenv("CXX")
+    assert build.build(tmp_path / "cache") == made
+    with pytest.raises(KernelUnavailable, match="need a C"):
+        build.build(tmp_path / "cache", march="other")
+
+
+def test_cxx_may_have_arguments(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", f"{compiler.path} --fast")
+    assert build.compilers(os.environ)[0] == (str(compiler.path), "--fast")
+
+
+@pytest.mark.usefixtures("unchecked", "compiler")
+def test_what_others_can_write_is_not_run(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    made = build.build(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    for path, mode in ((folder, 0o770), (folder, 0o703), (made, 0o722), (tmp_path, 0o777)):
+        before = path.stat().st_mode
+        path.chmod(mode)
+        with pytest.raises(KernelUnavailable, match="nobody else can write"):
+            build.build(folder)
+        path.chmod(before)
+    assert build.build(folder) == made
+    elsewhere = tmp_path / "elsewhere.so"
+    made.rename(elsewhere)
+    made.symlink_to(elsewhere)
+    with pytest.raises(KernelUnavailable, match="nobody else can write"):
+        build.build(folder)
+
+
+def test_a_check_that_says_nothing_is_no_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as another module of that name in the working directory."""
+    (tmp_path / "torch.py").write_text("raise SystemExit(0)")
+    monkeypatch.chdir(tmp_path)
+    nothing = tmp_path / "nothing.so"
+    nothing.write_bytes(b"")
+    with pytest.raises(KernelUnavailable):
+        build._check(nothing)
+    monkeypatch.setattr(build, "_run", lambda command: "all is well")
+    with pytest.raises(KernelUnavailable, match="need the word of their check"):
+        build._check(nothing)
+
+
+def test_a_damaged_library_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = library()
+    damaged = tmp_path / "damaged.so"
+    damaged.write_bytes(b"")
+    given = iter([damaged, good.path])
+    monkeypatch.setattr(library_module, "build", lambda folder: next(given))
+    assert library.__wrapped__().isa == good.isa
+    assert not damaged.exists()
+    assert "made anew" in caplog.text
+    monkeypatch.setattr(library_module, "build", lambda folder: damaged)
+    with pytest.raises(KernelUnavailable, match="must load"):
+        library.__wrapped__()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import logging
+from collections import deque
 from collections.abc import Iterator, Mapping
 from types import CellType, FunctionType, MethodType
 from typing import Any
@@ -10,19 +12,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+log = logging.getLogger("phyai.graph")
+
 FOREIGN = ("torch", "numpy", "builtins", "threading", "logging", "collections", "_thread")
 """Packages whose objects are not looked into; tensors and modules of torch are."""
-NO_WEIGHTS = ("phyai.timers", "phyai.kernels.registry", "phyai.services")
-"""Modules whose objects hold no tensor that a region reads."""
+NO_WEIGHTS = (
+    "phyai.timers", "phyai.kernels.registry", "phyai.services", "phyai.cache", "phyai.memory"
+)  # fmt: skip
+"""Modules whose objects hold no tensor that a region reads, or only its cache's own."""
 MAX_DEPTH = 12
-"""Deeper than any module tree; a chain of linked objects must not end in a RecursionError."""
+"""Deeper than any module tree; a long chain of linked objects is not followed to its end."""
+PLAIN = (str, bytes, int, float, complex, type(None), type)
 
 
 def tensors_of(root: object) -> dict[str, Tensor]:
     """Return every tensor that a model's objects hold, by its path.
 
     Looks into modules (parameters, buffers, attributes), dicts, lists, tuples, partials, bound
-    methods, closures and plain objects; each object once.
+    methods, closures and plain objects; each object once, under its shortest path. Objects more
+    than ``MAX_DEPTH`` steps away are left out, and the log says so once.
+
+    Another thread may change dicts, lists and attributes meanwhile.
 
     >>> import torch
     >>> from phyai.addresses import tensors_of
@@ -30,7 +40,23 @@ def tensors_of(root: object) -> dict[str, Tensor]:
     ['head.bias', 'head.weight', 'table.0']
     """
     found: dict[str, Tensor] = {}
-    _collect(root, "", found, set(), 0)
+    seen: dict[int, object] = {}  # keeps the objects, or another one may get the id
+    waiting = deque([("", root, 0)])
+    while waiting:  # the nearest first: what a longer path meets again is known by then
+        path, value, depth = waiting.popleft()
+        if isinstance(value, Tensor):
+            if not _placeholder(value):
+                found[path] = value
+            continue
+        if id(value) in seen:
+            continue
+        if depth > MAX_DEPTH:
+            _say_cut(path)
+            continue
+        seen[id(value)] = value
+        for name, child in _children(value):
+            if not isinstance(child, PLAIN):
+                waiting.append((f"{path}.{name}" if path else name, child, depth + 1))
     return found
 
 
@@ -44,13 +70,14 @@ def addresses(root: object) -> dict[str, int]:
 
 def nbytes(root: object) -> int:
     """Return the bytes of those tensors, each storage once."""
+    tensors = list(tensors_of(root).values())
     storages = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-        for tensor in tensors_of(root).values()
+        for tensor in tensors
         if tensor.layout is torch.strided
     }
-    packed = [t for t in tensors_of(root).values() if t.layout is not torch.strided]
-    return sum(storages.values()) + sum(t.numel() * t.element_size() for t in packed)
+    packed = {id(t): t.numel() * t.element_size() for t in tensors if t.layout != torch.strided}
+    return sum(storages.values()) + sum(packed.values())
 
 
 def moved(before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
@@ -76,33 +103,36 @@ def _placeholder(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.numel() > 1 and not any(tensor.stride())
 
 
-def _collect(
-    value: object, path: str, found: dict[str, Tensor], seen: set[int], depth: int
-) -> None:
-    if isinstance(value, Tensor):
-        if not _placeholder(value):
-            found[path] = value
-        return
-    if depth > MAX_DEPTH or isinstance(value, (str, bytes, int, float, type(None), type)):
-        return
-    if id(value) in seen:
-        return
-    seen.add(id(value))
-    for name, child in _children(value):
-        _collect(child, f"{path}.{name}" if path else name, found, seen, depth + 1)
+_cuts: list[str] = []
+
+
+def _say_cut(path: str) -> None:
+    """Say once per process that something was too deep to look into."""
+    if not _cuts:
+        _cuts.append(path)
+        log.warning(
+            "objects more than %d steps into a model are not looked into: a graph does not notice "
+            "when tensors of %s move",
+            MAX_DEPTH,
+            path,
+        )
 
 
 def _children(value: object) -> Iterator[tuple[str, Any]]:
     """Yield what an object holds, by name."""
     if isinstance(value, nn.Module):
-        own = {n: v for n, v in vars(value).items() if not n.startswith(("_backward", "_forward"))}
+        own = {
+            n: v
+            for n, v in list(vars(value).items())
+            if not n.startswith(("_backward", "_forward"))
+        }
         for group in ("_parameters", "_buffers", "_modules"):
-            yield from own.pop(group, {}).items()
+            yield from list(own.pop(group, {}).items())
         yield from own.items()
     elif isinstance(value, Mapping):
         yield from ((str(key), child) for key, child in list(value.items()))
     elif isinstance(value, list | tuple):
-        yield from ((str(index), child) for index, child in enumerate(value))
+        yield from ((str(index), child) for index, child in enumerate(list(value)))
     elif isinstance(value, functools.partial):
         yield from (("func", value.func), ("args", value.args), ("keywords", value.keywords))
     elif isinstance(value, MethodType):

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from phyai.adapter import Adapter, AdapterArgs
-from phyai.addresses import nbytes
 from phyai.backends import with_backends
 from phyai.binding import HookBinder
 from phyai.engine_config import EngineConfig, resolve_device
@@ -202,7 +201,7 @@ class EngineCore:
         """
         memory, runner = self.services.memory, self.runner
         return {
-            "model": nbytes(runner.model_objects(runner.network)),
+            "model": runner.model_nbytes(),
             "buffers": memory.nbytes,
             "buffers_peak": memory.peak_nbytes,
             "budget": memory.budget_bytes,

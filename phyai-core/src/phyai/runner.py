@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 
+from phyai.addresses import nbytes
 from phyai.cache import Cache
 from phyai.errors import (
     ActionRejected,
@@ -69,6 +70,8 @@ class Runner:
         self.max_live_caches = max_live_caches
         self._bound: OrderedDict[tuple[Key, int], _Bound] = OrderedDict()
         self._names = 0
+        self._changes = 0
+        self._counted = (-1, 0)  # changes when the model's bytes were counted, and the bytes
         _check_prediction(self.solver, self.network, adapter.name)
         unit = getattr(adapter, "graph_unit", "loop")
         if unit != "loop":
@@ -111,6 +114,7 @@ class Runner:
         self.adapter.refresh()
         for bound in self._bound.values():
             _each(bound.predict, "prepare_grid", bound.grid)
+        self._changes += 1
         self.services.graphs.recapture_moved()
 
     def wrap_prediction(self, predict: Denoiser) -> Denoiser:
@@ -118,8 +122,28 @@ class Runner:
         return self._binder.bind_denoiser("prediction", predict)
 
     def model_objects(self, predict: Denoiser) -> Mapping[str, object]:
-        """Return what holds the tensors that regions read besides their cache's."""
-        return {**self.adapter.dump_targets(), "denoiser": _chain(predict)}
+        """Return what holds the tensors that regions read besides their cache's.
+
+        Besides the parts everything else the adapter holds: its ``start`` is part of a region.
+        """
+        return {
+            **self.adapter.dump_targets(),
+            "conditioning": _chain(self.conditioning),
+            "solver": _chain(self.solver),
+            "denoiser": _chain(predict),
+            "adapter": self.adapter,
+        }
+
+    def model_nbytes(self) -> int:
+        """Return the bytes of those tensors: weights and tables.
+
+        Counted anew after a refresh and when caches came or went, for their grids have tables.
+        """
+        changes, (then, count) = self._changes, self._counted
+        if then != changes:
+            count = nbytes(self.model_objects(self.network))
+            self._counted = changes, count  # as of before the walk: a change meanwhile is not lost
+        return count
 
     def close(self) -> None:
         while self._bound:
@@ -189,6 +213,7 @@ class Runner:
                 self._forget(next(iter(self._bound)))
             self._names += 1
             bound = self._bound[place] = _Bound(self, *place, f"cache{self._names}")
+            self._changes += 1
         self._bound.move_to_end(place)
         return bound
 
@@ -201,6 +226,7 @@ class Runner:
         sigmas = bound.grid[0].grid
         if all(other.grid[0].grid != sigmas for other in self._bound.values()):
             _each(bound.predict, "release_grid", bound.grid)
+        self._changes += 1
 
 
 class _Bound:

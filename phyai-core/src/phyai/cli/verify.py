@@ -91,7 +91,7 @@ def verify(
     if (golden is None) == (against is None):
         raise ConfigError(
             "verify needs one of --golden DIR and --against reference; got "
-            f"{'neither' if golden is None else 'both'}."
+            f"{'neither' if golden is None else 'both'}. Give exactly one."
         )
     if golden is None:
         from phyai.cli import verify_reference
@@ -105,7 +105,9 @@ def verify(
         verify_reference.run(against or "", options, noises, limits, json=json)
         return
     if plugin is None:
-        raise ConfigError("--golden needs --plugin PLUGIN, whose cases they are; got none.")
+        raise ConfigError(
+            "--golden needs --plugin PLUGIN, whose cases they are; got none. Add --plugin."
+        )
     if preset or checkpoint or arg or set_:
         raise ConfigError(
             "--golden cases choose their own checkpoint and settings; got --preset, --checkpoint, "
@@ -119,7 +121,7 @@ def _verify_golden(plugin: str, golden: Path, case: str, *, json: bool, debug: b
 
     find(plugin)  # a wrong id is answered before torch is imported
     if not golden.is_dir():
-        raise ConfigError(f"--golden must name a folder; got {str(golden)!r}.")
+        raise ConfigError(f"--golden must name a folder; got {str(golden)!r}. Correct the path.")
     with console.Waiting("importing torch"):
         from phyai.testing.golden import case_files, golden_runner
     found = case_files(golden)

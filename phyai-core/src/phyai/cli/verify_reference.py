@@ -30,7 +30,9 @@ class Limits:
 def run(against: str, options: RunOptions, noises: int, limits: Limits, *, json: bool) -> None:
     """Compare, print, and exit with 1 when a limit is passed."""
     if against != "reference":
-        raise ConfigError(f"--against must be 'reference'; got {against!r}.")
+        raise ConfigError(
+            f"--against must be 'reference'; got {against!r}. Use --against reference."
+        )
     hidden = contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext()
     with hidden:
         setup = run_setup.prepare(options)

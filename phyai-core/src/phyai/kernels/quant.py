@@ -33,6 +33,9 @@ TINY = 2.0**-100
 """Blocks and tokens without larger values are scaled as if they had this one: no 0 / 0."""
 
 _FLOAT8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+TOKEN_DTYPES = {"int8": torch.int8, **_FLOAT8}
+"""Format of rounded inputs -> dtype of their values."""
+
 _E8M0_BIAS, _FP4_EXPONENT = 127, 2
 _CHUNK = 2**20  # values in fp32 at a time: 4 MB
 _ROWS = 128  # chunks are multiples of it: no block is cut
@@ -201,7 +204,7 @@ def _empty(shape: tuple[int, int], spec: TensorQuant, device: torch.device) -> Q
         torch.empty(-(-n // rows), -(-k // columns), dtype=scale, device=device),
         spec,
         shape,
-        torch.empty((), device=device) if spec.dtype == "nvfp4" else None,
+        torch.empty((), dtype=torch.float32, device=device) if spec.dtype == "nvfp4" else None,
     )
 
 

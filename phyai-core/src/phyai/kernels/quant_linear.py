@@ -12,6 +12,7 @@ from torch import Tensor
 from phyai.errors import ConfigError
 from phyai.kernels.policy_quant import QuantScheme
 from phyai.kernels.quant import (
+    TOKEN_DTYPES,
     QuantizedActivations,
     QuantizedTensor,
     chunks,
@@ -79,8 +80,9 @@ def check_input(x: Tensor | QuantizedActivations, weight: QuantizedWeight) -> No
     """Raises: ConfigError unless x [..., in] has the weight's dtype, or its input format."""
     values = x if isinstance(x, Tensor) else x.values
     width = weight.tensor.shape[1]
-    known = values.dtype == weight.dtype if isinstance(x, Tensor) else weight.input_format
-    if values.dim() == 0 or values.shape[-1] != width or not known:
+    rounded = None if weight.input_format is None else TOKEN_DTYPES[weight.input_format]
+    wanted = weight.dtype if isinstance(x, Tensor) else rounded
+    if values.dim() == 0 or values.shape[-1] != width or values.dtype != wanted:
         raise ConfigError(
             f"a quantised linear takes x [..., {width}] {weight.dtype}, or the same rounded to "
             f"{weight.input_format or 'nothing else'}; got {list(values.shape)} {values.dtype}. "

@@ -31,7 +31,7 @@ class _Maker:
         self.facts = facts
         self.device = torch.device(str(facts["device"]))
         self.dtype: torch.dtype = getattr(torch, str(facts["dtype"]))
-        self._generator = torch.Generator().manual_seed(0)
+        self._generator = torch.Generator("cpu").manual_seed(0)
 
     def size(self, name: str, default: int | None = None) -> int:
         value = self.facts.get(name, default)
@@ -40,7 +40,7 @@ class _Maker:
         return int(value)
 
     def draw(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        made = torch.randn(*shape, generator=self._generator)
+        made = torch.randn(*shape, generator=self._generator, dtype=torch.float32, device="cpu")
         return made.to(self.device, dtype or self.dtype)
 
     def wide(self, *shape: int) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias, overload
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +13,14 @@ from phyai.layers.linear import Linear
 from phyai.layers.placement import Placement
 from phyai.weights import claim
 
+_Normed: TypeAlias = Tensor | QuantizedActivations
+
 
 class RMSNorm(nn.Module):
     """y = x / rms(x) * (offset + w), statistics and product in float32, cast back to x's dtype.
 
-    Shapes: x [..., width] -> the same.
+    ``norm(x)`` is the norm of x, ``norm(x, y)`` the pair of x + y and its norm, in one pass.
+    Shapes: x, y [..., width] -> the same.
 
     >>> from phyai.kernels import KernelTable
     >>> at = Placement(KernelTable(), torch.device("cpu"), torch.bfloat16)
@@ -40,16 +43,18 @@ class RMSNorm(nn.Module):
         self._norm = self._at.select(norm_op("rms_norm", layers), width=self._width)
         self._add_norm = self._at.select(norm_op("add_rms_norm", layers), width=self._width)
 
-    def forward(self, x: Tensor) -> Tensor | QuantizedActivations:
-        out: Tensor | QuantizedActivations = self._norm(
-            x, self.weight, self.eps, offset=self.offset
+    @overload
+    def forward(self, x: Tensor, y: None = None) -> _Normed: ...
+    @overload
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, _Normed]: ...
+    def forward(self, x: Tensor, y: Tensor | None = None) -> _Normed | tuple[Tensor, _Normed]:
+        if y is None:
+            n: _Normed = self._norm(x, self.weight, self.eps, offset=self.offset)
+            return n
+        pair: tuple[Tensor, _Normed] = self._add_norm(
+            x, y, self.weight, self.eps, offset=self.offset
         )
-        return out
-
-    def add(self, x: Tensor, y: Tensor) -> tuple[Tensor, Any]:
-        """Return x + y and its norm, in one pass."""
-        out: tuple[Tensor, Any] = self._add_norm(x, y, self.weight, self.eps, offset=self.offset)
-        return out
+        return pair
 
 
 def norm_op(op: str, layers: Sequence[Linear]) -> str:
@@ -66,7 +71,8 @@ def norm_op(op: str, layers: Sequence[Linear]) -> str:
 class LayerNorm(nn.Module):
     """Ordinary LayerNorm with weight and bias, parameters in the placement's dtype.
 
-    Shapes: x [..., width] -> the same.
+    ``norm(x)`` is the norm of x, ``norm(x, y)`` the pair of x + y and its norm, in one pass.
+    Shapes: x, y [..., width] -> the same.
 
     >>> from phyai.kernels import KernelTable
     >>> at = Placement(KernelTable(), torch.device("cpu"), torch.float32)
@@ -82,11 +88,13 @@ class LayerNorm(nn.Module):
         self._norm = at.select("layer_norm", width=width)
         self._add_norm = at.select("add_layer_norm", width=width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self._norm(x, self.weight, self.bias, self.eps)
-        return out
-
-    def add(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return x + y and its norm, in one pass."""
-        out: tuple[Tensor, Tensor] = self._add_norm(x, y, self.weight, self.bias, self.eps)
-        return out
+    @overload
+    def forward(self, x: Tensor, y: None = None) -> Tensor: ...
+    @overload
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]: ...
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        if y is None:
+            n: Tensor = self._norm(x, self.weight, self.bias, self.eps)
+            return n
+        pair: tuple[Tensor, Tensor] = self._add_norm(x, y, self.weight, self.bias, self.eps)
+        return pair

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from phyai.layers.placement import Placement
-from phyai.weights import claim
+from phyai.weights import claim, refuse_empty
 
 
 class TableLinear(nn.Module):
@@ -29,6 +29,11 @@ class TableLinear(nn.Module):
         self.weight = claim(wide.parameter(out_features, in_features), f"{name}.weight")
         self.bias = claim(wide.parameter(out_features), f"{name}.bias")
         self._narrow: Tensor | None = None
+        self.register_state_dict_pre_hook(refuse_empty)
+
+    @property
+    def is_packed(self) -> bool:
+        return self._narrow is not None
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight if self._narrow is None else self._narrow.float()
@@ -36,8 +41,10 @@ class TableLinear(nn.Module):
 
     def pack(self) -> None:
         """Keep the weight in bfloat16, when that is exact."""
+        if self.is_packed:
+            return
         narrow = self.weight.data.bfloat16()
-        if self._narrow is None and torch.equal(narrow.float(), self.weight.data):
+        if torch.equal(narrow.float(), self.weight.data):
             self._narrow = narrow
             self.weight.data = self.weight.data.new_zeros(1).expand(self.weight.shape)
 

@@ -97,10 +97,10 @@ class VisionLayer(nn.Module):
         if y is None:
             n = self.norm1(x)
         else:
-            x, n = self.norm1.add(x, y)
+            x, n = self.norm1(x, y)
         heads = self.qkv(n).view(batch, tokens, 3, self.heads, self.head_dim)
         mixed = self._attention(*heads.unbind(2), self.head_dim**-0.5)
-        x, n = self.norm2.add(x, self.out(mixed.reshape(batch, tokens, width)))
+        x, n = self.norm2(x, self.out(mixed.reshape(batch, tokens, width)))
         return x, self.fc2(self.fc1(n))
 
 
@@ -146,5 +146,5 @@ class VisionTower(nn.Module):
         y: Tensor | None = None
         for layer in self.layers:
             x, y = layer(x, y)
-        out: Tensor = self.norm(x) if y is None else self.norm.add(x, y)[1]
+        out: Tensor = self.norm(x) if y is None else self.norm(x, y)[1]
         return out

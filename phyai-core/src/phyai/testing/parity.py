@@ -106,7 +106,7 @@ def against_reference(
     Raises: ConfigError for less than one noise.
     """
     if noises < 1:
-        raise ConfigError(f"noises must be at least 1; got {noises}.")
+        raise ConfigError(f"noises must be at least 1; got {noises!r}. Ask for one or more.")
     settings = (config, reference_config(config, plugin))
     runs: list[list[Trace]] = []
     chosen: list[Mapping[str, tuple[str, ...]]] = []

@@ -12,6 +12,7 @@ from phyai.weights.binding import (
 from phyai.weights.loading import Progress, load_pretrained, run_post_load, update_tensors
 from phyai.weights.matching import Remap
 from phyai.weights.opening import Source, merge_peft, open_source, tensor_index
+from phyai.weights.packing import Packs, refuse_empty, unpacked
 from phyai.weights.peft import AdapterConfig, PeftSource
 from phyai.weights.random_init import Scheme, randomize
 from phyai.weights.report import LoadReport
@@ -24,6 +25,7 @@ __all__ = [
     "DuplicateClaimError",
     "LoadReport",
     "Loader",
+    "Packs",
     "PeftSource",
     "Progress",
     "Region",
@@ -40,11 +42,13 @@ __all__ = [
     "merge_peft",
     "open_source",
     "randomize",
+    "refuse_empty",
     "replicated",
     "run_post_load",
     "save_safetensors",
     "save_sharded",
     "sharded",
     "tensor_index",
+    "unpacked",
     "update_tensors",
 ]

@@ -14,7 +14,7 @@ from phyai.errors import CheckpointError, WeightUpdateError
 from phyai.weights.binding import Claim, collect_claims
 from phyai.weights.matching import Read, Remap, make_plan, remapper
 from phyai.weights.opening import Source, open_source
-from phyai.weights.packing import Opener, Packer, pack_all
+from phyai.weights.packing import Opener, Packer, pack_all, unpacked
 from phyai.weights.report import LoadReport, list_names, nearest
 from phyai.weights.tensor_source import castable, dtype_name
 
@@ -66,6 +66,7 @@ def load_pretrained(
                     f"tensor {read.stored!r} of {read.info.file} must be readable; got {error}. "
                     "The model is partly loaded: load again."
                 ) from error
+            packer.writing(claim.param)
             claim.loader.copy(claim.param, tensor, claim.shard_id)
             packer.filled(claim.param)
             _remember(claim, read.choice)
@@ -144,7 +145,8 @@ def run_post_load(model: nn.Module) -> None:
             visit(child)
         hook = getattr(module, "post_load", None)
         if callable(hook):
-            hook()
+            with unpacked(module):
+                hook()
 
     with torch.no_grad():
         visit(model)

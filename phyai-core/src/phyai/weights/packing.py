@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
+
+from phyai.errors import PluginContractError
 
 
 @runtime_checkable
 class Packs(Protocol):
     """A module whose ``weight`` moves into another layout: ``phyai.layers.Linear``, or yours.
 
-    While packed, ``weight`` has its shape and dtype but no values.
+    While packed, ``weight`` has its shape and dtype but no values: reading it as data, as
+    ``state_dict`` does, needs ``unpack`` first. A ``post_load`` hook finds the weights of its own
+    module and of those below it unpacked.
     """
 
     weight: nn.Parameter
@@ -34,8 +39,11 @@ class Packer:
     def __init__(self, model: nn.Module, parts: Iterable[Tensor]) -> None:
         self._owners = owners(model)
         self._left = Counter(id(param) for param in parts)
-        for module in self._owners.values():
-            module.unpack()
+
+    def writing(self, param: Tensor) -> None:
+        """Make a parameter writable before its first part is written."""
+        if (owner := self._owners.get(id(param))) is not None:
+            owner.unpack()
 
     def filled(self, param: Tensor) -> None:
         """Note that one part of a parameter was loaded."""
@@ -74,6 +82,31 @@ class Opener:
 def owners(model: nn.Module) -> dict[int, Packs]:
     """Return the modules that pack, by the identity of their weight."""
     return {id(module.weight): module for module in model.modules() if isinstance(module, Packs)}
+
+
+@contextmanager
+def unpacked(module: nn.Module) -> Iterator[None]:
+    """Have every weight of a module in place, as it was loaded; packed again on leaving."""
+    held = list(owners(module).values())
+    for owner in held:
+        owner.unpack()
+    try:
+        yield
+    finally:
+        for owner in held:
+            owner.pack()
+
+
+def refuse_empty(module: nn.Module, *_: object) -> None:
+    """Raise PluginContractError: the state of a packed module would hold no values.
+
+    A state-dict hook of modules that pack.
+    """
+    if getattr(module, "is_packed", False):
+        raise PluginContractError(
+            f"state_dict needs the weights of {type(module).__name__}; they are in their kernel's "
+            "layout. Use phyai.weights.unpacked(model)."
+        )
 
 
 def pack_all(model: nn.Module) -> None:

@@ -41,6 +41,7 @@ def randomize(
     # Drawing is serial per generator, so chunks have generators of their own.
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for name, param in named:
+            packer.writing(param)
             mean, std = _moments(name, param, scheme)
             flat = param.data.view(-1) if param.is_contiguous() else None
             target = torch.empty(param.numel(), dtype=param.dtype) if flat is None else flat

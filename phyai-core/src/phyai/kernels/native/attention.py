@@ -28,13 +28,13 @@ def attention(
     last visible one are not read, where the reference would carry on a NaN that stands there.
     """
     if not q.numel():  # the reference cannot fold nothing
-        return torch.empty(q.shape, dtype=q.dtype)
+        return q.new_empty(q.shape)
     if watched() or bias is not None or not _fits(q, k, v, key_mask):
         return reference.attention(q, k, v, scale, key_mask, bias)
     q, k, v = last_dense(q), last_dense(k), last_dense(v)
     rows, queries, heads, dim = q.shape
     keys, kv_heads = k.shape[1:3]
-    out = torch.empty((rows, queries, heads, dim), dtype=q.dtype)
+    out = q.new_empty((rows, queries, heads, dim))
     mask = (0, 0, 0) if key_mask is None else (key_mask.data_ptr(), *key_mask.stride())
     sizes = (rows, queries, heads, kv_heads, dim, keys, CODES[q.dtype], torch.get_num_threads())
     args = (*_heads(q), *_heads(k), *_heads(v), *mask, out.data_ptr(), *sizes, scale)

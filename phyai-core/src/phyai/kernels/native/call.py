@@ -15,7 +15,7 @@ from torch import Tensor
 from phyai.kernels.native.library import library
 
 CODES = {torch.float32: 0, torch.bfloat16: 1}
-"""dtype -> its code in the C interface."""
+"""dtype -> its code in the C interface, of rows and of packed weights."""
 
 
 _compiling = torch.compiler.is_compiling
@@ -57,7 +57,7 @@ def empty_rows(x: Tensor) -> Tensor:
     """Return a new contiguous tensor of the shape and dtype of x."""
     if x.is_contiguous():
         return torch.empty_like(x)
-    return torch.empty(x.shape, dtype=x.dtype)
+    return x.new_empty(x.shape)
 
 
 def last_dense(x: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ def _gated(x: Tensor, activation: int) -> Tensor | None:
     if watched() or code is None or not x.is_cpu or not x.numel() or x.shape[-1] % 2:
         return None
     *outer, twice = x.shape
-    out = torch.empty((*outer, twice // 2), dtype=x.dtype)
+    out = x.new_empty((*outer, twice // 2))
     x, row = as_rows(x)
     sizes = (x.numel() // twice, twice // 2, code, activation, torch.get_num_threads())
     entry("phyai_gated")(_gated_block(x.data_ptr(), row, out.data_ptr(), *sizes))

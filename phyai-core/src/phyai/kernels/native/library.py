@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import os
 from pathlib import Path
 
 import torch
 
 from phyai import env
 from phyai.errors import KernelUnavailable
-from phyai.kernels.native.build import build, path_of
+from phyai.kernels.native.build import build, compilers, kept
 
 log = logging.getLogger("phyai.kernels")
 
@@ -36,16 +37,28 @@ class Library:
 def library() -> Library:
     """Return this process's library.
 
-    Raises: KernelUnavailable when it cannot be compiled or does not pass its check.
+    Raises: KernelUnavailable when it cannot be compiled, loaded or does not pass its check.
     """
-    return Library(build(env.cache_dir() / "native"))
+    folder = env.cache_dir() / "native"
+    path = build(folder)
+    try:
+        return Library(path)
+    except (OSError, AttributeError) as error:
+        log.warning("the native kernels in %s cannot be loaded and are made anew: %s", path, error)
+    try:
+        path.unlink(missing_ok=True)
+        return Library(build(folder))
+    except (OSError, AttributeError) as error:
+        raise KernelUnavailable(
+            f"native kernels must load after they were compiled; got {error}. Go on without."
+        ) from error
 
 
 def built() -> bool:
     """Return whether ``library`` has nothing to compile: it is on disk, or cannot be made."""
     try:
-        return path_of(env.cache_dir() / "native").is_file()
-    except KernelUnavailable:
+        return kept(env.cache_dir() / "native") is not None or not compilers(os.environ)
+    except (KernelUnavailable, OSError):
         return True
 
 

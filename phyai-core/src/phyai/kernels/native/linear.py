@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import functools
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from phyai.errors import ConfigError
-from phyai.kernels.native.call import watched
+from phyai.errors import CapacityError, ConfigError
+from phyai.kernels.native.call import CODES, watched
 from phyai.kernels.native.library import Library, library
 
 EPILOGUES = {"none": 0, "gelu_tanh": 1, "gelu_tanh_mul": 2, "silu_mul": 3}
 _GATED = 2  # epilogue codes from here on read gate and up
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 class _Packed(ctypes.Structure):
@@ -81,12 +81,30 @@ class PackedLinear:
         self.dtype = dtype
         self.interleaved = interleaved
         self.format = format
-        self._fields = _Packed(None, *shape, _DTYPES[dtype], int(interleaved), format)
+        self._describe(data)
+
+    def _describe(self, data: Tensor | None) -> None:
+        """Take a storage, and say in C's terms what lies where."""
+        shape, code = (self.out_features, self.in_features), CODES[self.dtype]
+        self._fields = _Packed(None, *shape, code, int(self.interleaved), self.format)
         self._address = ctypes.addressof(self._fields)
         if data is None:
-            data = torch.empty(self._functions.bytes(self._address), dtype=torch.uint8)
+            size = self._functions.bytes(self._address)
+            data = torch.empty(size, dtype=torch.uint8, device="cpu")  # whatever the default is
         self.data = data
         self._fields.data = data.data_ptr()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return the same weight in storage of its own; ``_fields`` points into it."""
+        made = object.__new__(type(self))
+        memo[id(self)] = made
+        made.__dict__.update(self.__dict__)
+        made._describe(copy.deepcopy(self.data, memo))
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the weight without its layout: another process may have another library."""
+        return (_packed_again, (self.unpack(), self.interleaved))
 
     @property
     def nbytes(self) -> int:
@@ -94,7 +112,7 @@ class PackedLinear:
 
     def unpack(self) -> Tensor:
         """Return the weight [out_features, in_features], bit for bit."""
-        weight = torch.empty(self.out_features, self.in_features, dtype=self.dtype)
+        weight = self._empty_weight()
         self._move(self._functions.unpack, weight, None, 0)
         return weight
 
@@ -107,6 +125,9 @@ class PackedLinear:
         if weight.stride(1) != 1 and self.in_features > 1:
             weight = weight.contiguous()
         self._move(self._functions.pack, weight, None, 0)
+
+    def _empty_weight(self) -> Tensor:
+        return self.data.new_empty((self.out_features, self.in_features), dtype=self.dtype)
 
     def _checked(self, weight: Tensor) -> Tensor:
         shape = (self.out_features, self.in_features)
@@ -145,9 +166,13 @@ def pack(weight: Tensor, *, interleave: bool = False, lib: Library | None = None
     return packed
 
 
+def _packed_again(weight: Tensor, interleave: bool) -> PackedLinear:
+    return pack(weight, interleave=interleave)
+
+
 def check_weight(weight: Tensor, interleave: bool) -> None:
     """Raises: ConfigError when the kernels of this file cannot take the weight."""
-    if weight.dim() != 2 or weight.dtype not in _DTYPES or 0 in weight.shape:
+    if weight.dim() != 2 or weight.dtype not in CODES or 0 in weight.shape:
         raise ConfigError(
             f"a packed weight is [N, K], bfloat16 or float32, not empty; "
             f"got {list(weight.shape)} {weight.dtype}. Cast it or use the plain linear."
@@ -169,7 +194,8 @@ def linear(
         the epilogues that end in ``_mul``: they need an interleaved weight.
     Rounding: the fp32 sum with bias is rounded, then the activation, then its product with up:
         ``reference.linear`` followed by the reference of that name.
-    Raises: ConfigError when dtype, shape, device or epilogue do not fit.
+    Raises: ConfigError when dtype, shape, device or epilogue do not fit; CapacityError without
+        memory for the work space.
     """
     if watched():
         shape, layout = (packed.out_features, packed.in_features), (packed._kind, packed.format)
@@ -211,7 +237,10 @@ def _run(x: Tensor, packed: PackedLinear, bias: Tensor | None, epilogue: str) ->
         torch.get_num_threads(),
     )
     if failed:
-        raise MemoryError(f"no memory for the work space of a linear layer on {list(shape)}")
+        raise CapacityError(
+            f"a linear layer needs memory for its work space; got none for x {list(shape)} beside "
+            f"a weight [{n}, {k}]. Free memory of this machine, or give it fewer rows at a time."
+        )
     return out
 
 

@@ -6,6 +6,7 @@ Values and scales are those of ``phyai.kernels.quant``; only their layout is the
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,9 +49,16 @@ class PackedInt8(PackedLinear):
     def rounds_inputs(self) -> bool:
         return self.format == _BOTH
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle values and scales, not their layout: the weight they stand for rounds anew."""
+        parts = [self.rounded(rows) for rows in self._chunks()]
+        values, scales = (torch.cat(each) for each in zip(*((p.values, p.scales) for p in parts)))
+        state = (self.dtype, self.interleaved, self.rounds_inputs)
+        return (_packed_again, (values, scales, *state))
+
     def unpack(self) -> Tensor:
         """Return the weight [out_features, in_features] the values stand for, in ``dtype``."""
-        weight = torch.empty(self.out_features, self.in_features, dtype=self.dtype)
+        weight = self._empty_weight()
         for rows in self._chunks():
             weight[rows] = dequantize(self.rounded(rows), self.dtype)
         return weight
@@ -75,10 +83,16 @@ class PackedInt8(PackedLinear):
     def rounded(self, rows: slice) -> QuantizedTensor:
         """Return some rows as the reference holds them; ``rows`` as ``_chunks`` cuts them."""
         shape = (rows.stop - rows.start, self.in_features)
-        values = torch.empty(shape, dtype=torch.int8)
-        scales = torch.empty(shape[0], -(-shape[1] // BLOCK))
+        values = self.data.new_empty(shape, dtype=torch.int8)
+        scales = self.data.new_empty((shape[0], -(-shape[1] // BLOCK)), dtype=torch.float32)
         self._move(self._functions.unpack, values, scales, rows.start)
         return QuantizedTensor(values, scales, WEIGHT, shape)
+
+    def restore(self, values: Tensor, scales: Tensor) -> None:
+        """Take the values [N, K] and scales [N, ceil(K / ``BLOCK``)] of a rounded weight."""
+        for rows in self._chunks():
+            shape = (rows.stop - rows.start, self.in_features)
+            self._write(QuantizedTensor(values[rows], scales[rows], WEIGHT, shape), rows.start)
 
     def _write(self, made: QuantizedTensor, first: int) -> None:
         self._move(self._functions.pack, made.values, made.scales, first)
@@ -121,6 +135,15 @@ def pack_int8(
     return packed
 
 
+def _packed_again(
+    values: Tensor, scales: Tensor, dtype: torch.dtype, interleaved: bool, rounds_inputs: bool
+) -> PackedInt8:
+    shape = (values.shape[0], values.shape[1])
+    packed = PackedInt8(shape, dtype, interleaved, rounds_inputs, library())
+    packed.restore(values, scales)
+    return packed
+
+
 def linear_int8(
     x: Tensor, packed: PackedInt8, bias: Tensor | None = None, epilogue: str = "none"
 ) -> Tensor:
@@ -130,6 +153,7 @@ def linear_int8(
         epilogues that end in ``_mul``: they need a weight packed for one of them.
     Rounding: x per token as ``quant.quantize_per_token`` when the weight ``rounds_inputs``. Sums
         are exact within a block of 128, fp32 across; from there on as ``native.linear``.
-    Raises: ConfigError when dtype, shape, device or epilogue do not fit.
+    Raises: ConfigError when dtype, shape, device or epilogue do not fit; CapacityError without
+        memory for the work space.
     """
     return linear(x, packed, bias, epilogue)

@@ -23,7 +23,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return ``reference.apply_rope``, with its roundings."""
     if watched() or not _rotates(x, cos, sin):
         return reference.apply_rope(x, cos, sin)
-    out = torch.empty(x.shape, dtype=x.dtype)
+    out = x.new_empty(x.shape)
     x, cos, sin = last_dense(x), _angles(cos, x), _angles(sin, x)
     args = (*_heads(x), *_turn(cos), *_turn(sin), out.data_ptr(), *x.shape)
     entry("phyai_rope")(_rope_block(*args, CODES[x.dtype], torch.get_num_threads()))
@@ -44,7 +44,7 @@ def rope_kv_write(
     if watched() or not (_rotates(q, cos, sin) and _stores(q, k, v, k_cache, v_cache, slots)):
         return reference.rope_kv_write(q, k, v, cos, sin, k_cache, v_cache, slots)
     rows, tokens, heads, dim = q.shape
-    out = torch.empty((rows, tokens, heads, dim), dtype=q.dtype)
+    out = q.new_empty((rows, tokens, heads, dim))
     dense_q, dense_k, dense_v = last_dense(q), last_dense(k), last_dense(v)
     turn_cos, turn_sin = _angles(cos, q), _angles(sin, q)
     inputs = (*_heads(dense_q), *_heads(dense_k), *_heads(dense_v), *_turn(turn_cos))

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from phyai.kernels import quant_linear, reference
 from phyai.kernels.native import attention, call, elementwise, norm, rope
+from phyai.kernels.native.build import checked_line
 from phyai.kernels.native.library import Library
 from phyai.kernels.native.linear import EPILOGUES, linear, pack
 from phyai.kernels.native.quant_linear import WEIGHT, linear_int8, pack_int8
@@ -46,6 +47,7 @@ def main() -> None:
             for entry, op, args in row_cases(dtype):
                 if hasattr(library, entry):
                     check_row(op, args, f"{dtype}, {library.isa}")
+    print(checked_line(library.path))
 
 
 def check_linear(library: Library, dtype: torch.dtype, rows: int, k: int, n: int) -> None:

@@ -23,7 +23,7 @@ enum Format { kPlain = 0, kInt8Weight = 1, kInt8Both = 2 };
 // A packed weight as the C interface names it.
 struct Packed {
   void* data;
-  int64_t n, k;
+  int64_t n, k;        // neither is 0: the caller refuses empty weights
   int32_t dtype;       // of x and the output
   int32_t interleave;  // panels alternate between the first half of the rows and the second
   int32_t format;

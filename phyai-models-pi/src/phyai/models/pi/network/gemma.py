@@ -61,20 +61,19 @@ class PlainNorm(nn.Module):
     def forward(self, stream: Stream, modulation: Any = None) -> NormOut:
         if stream.y is None:
             return NormOut(stream.x, self.norm(stream.x), None)
-        x, n = self.norm.add(stream.x, stream.y)
+        x, n = self.norm(stream.x, stream.y)
         return NormOut(x, n, None)
 
 
-class AdaptiveNorm(nn.Module):
-    """adaRMS: y = x/rms(x)*(1 + scale) + shift; (scale, shift, gate) come from a table.
+class ModulatedNorm(nn.Module):
+    """n = s/rms(s)*(1 + scale) + shift of s = x + gate * y, or of x alone; no weights of its own.
 
-    ``dense`` (width -> 3*width, float32) builds the table after load and is not used per request.
+    Returns s and n. A module, so that what listens to a model's leaves hears it.
     """
 
-    def __init__(self, name: str, width: int, eps: float, at: Placement) -> None:
+    def __init__(self, width: int, eps: float, at: Placement) -> None:
         super().__init__()
         self.eps = eps
-        self.dense = TableLinear(f"{name}.dense", width, 3 * width, at)
         self._at, self._width = at, width
         self.feed()
 
@@ -83,14 +82,33 @@ class AdaptiveNorm(nn.Module):
         self._norm = self._at.select(norm_op("ada_rms_norm", layers), width=self._width)
         self._add_norm = self._at.select(norm_op("gated_ada_rms_norm", layers), width=self._width)
 
+    def forward(self, stream: Stream, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+        x, y, gate = stream
+        if y is None:
+            return x, self._norm(x, scale, shift, self.eps)
+        out: tuple[Tensor, Tensor] = self._add_norm(x, y, gate, scale, shift, self.eps)
+        return out
+
+
+class AdaptiveNorm(nn.Module):
+    """adaRMS: a norm whose scale and shift, and the gate of what follows, come from a table.
+
+    ``dense`` (width -> 3*width, float32) builds the table after load and is not used per request.
+    """
+
+    def __init__(self, name: str, width: int, eps: float, at: Placement) -> None:
+        super().__init__()
+        self.dense = TableLinear(f"{name}.dense", width, 3 * width, at)
+        self.norm = ModulatedNorm(width, eps, at)
+
+    def feed(self, *layers: Linear) -> None:
+        """Say which layers read n, and nothing else does: they may want it rounded."""
+        self.norm.feed(*layers)
+
     def forward(self, stream: Stream, modulation: Tensor) -> NormOut:
         """modulation: float32 [3, W], or [3, B, T, W] per token."""
         scale, shift, gate = modulation.unbind(0)
-        x, y, gate_before = stream
-        if y is None:
-            return NormOut(x, self._norm(x, scale, shift, self.eps), gate)
-        x, n = self._add_norm(x, y, gate_before, scale, shift, self.eps)
-        return NormOut(x, n, gate)
+        return NormOut(*self.norm(stream, scale, shift), gate)
 
 
 class DecoderLayer(nn.Module):
