@@ -179,7 +179,7 @@ def test_a_tensor_is_found_by_its_shortest_path(
     monkeypatch.setattr(phyai.addresses, "_cuts", [])
     shared = Packed()
     root = {"long": nested(shared, MAX_DEPTH - 1), "short": [[shared]]}
-    for _ in range(2):
+    for root in (root, dict(reversed(root.items()))):
         assert sorted(tensors_of(root)) == ["short.0.0.copies.a.0", "short.0.0.copies.a.1.0"]
     assert caplog.records == []
     assert nbytes(root) == nbytes(shared) == 4 + 8
@@ -190,30 +190,21 @@ def test_a_tensor_is_found_by_its_shortest_path(
     ]
 
 
-def test_what_a_model_holds_may_grow_while_it_is_looked_through() -> None:
-    class Growing(dict[str, Any]):
-        def __init__(self) -> None:
-            super().__init__(table=torch.zeros(1))
-
-    kept: list[Any] = []
-    layer, made = Layer(), Growing()
-    layer.kept, layer.made = kept, made
+def test_dicts_may_grow_while_they_are_looked_through() -> None:
+    layer, made = Layer(), {"table": torch.zeros(1)}
 
     class Meddling:
-        """Adds to everything the moment somebody looks at it."""
-
-        __slots__ = ()
+        """Stands for another thread: adds a tensor the moment it is looked at."""
 
         @property
-        def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
-            name = f"n{len(kept)}"
-            kept.append(torch.zeros(1))
-            made[name] = layer.__dict__[name] = torch.zeros(1)
-            return {}
+        def __class__(self) -> type:
+            for held in (made, layer._buffers):
+                held[f"n{len(held)}"] = torch.zeros(1)
+            return Meddling
 
-    kept.extend(Meddling() for _ in range(3))
-    made.update({f"m{i}": Meddling() for i in range(3)})
-    assert {"m.weight", "m.made.table"} <= set(tensors_of({"m": layer}))
+    made["first"] = layer._buffers["first"] = Meddling()  # type: ignore[assignment]
+    layer.made = made
+    assert {"m.weight", "m.x", "m.made.table"} <= set(tensors_of({"m": layer}))
 
 
 # ---------------------------------------------------------------- refusals

@@ -174,7 +174,7 @@ def test_reference_policy_names_one_row_per_op() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ConfigError, match="noises must be at least 1; got 0. Ask for one"):
+    with pytest.raises(ConfigError, match=r"noises must be at least 1; got 0\. Ask for one"):
         against_reference("toy-curve", ToyArgs(), config(), noise, noises=0)
 
     class Silent(ToyAdapter):

@@ -150,7 +150,7 @@ def test_every_norm_is_in_the_dump(model: str, tmp_path: Path) -> None:
         engine.step(random_request(model, [[True, True]], [5], num_steps=2, seed=0))
         roots = engine.adapter.dump_targets()
     norms = {
-        f"{root}.{name}"
+        f"{root}.{name}": module
         for root, top in roots.items()
         for name, module in top.named_modules()
         if type(module).__name__ in ("RMSNorm", "LayerNorm", "ModulatedNorm")
@@ -161,13 +161,10 @@ def test_every_norm_is_in_the_dump(model: str, tmp_path: Path) -> None:
     modules = {name.partition("::")[0] for name in found}
     written = {name for name in norms if modules & {name, f"{name}.1"}}
     assert len(norms) >= 12
-    assert norms - written == idle
+    assert set(norms) - written == idle
     layer = "prefix.layers.0.norm2.norm"
     total, normed = found[f"{layer}.0"], found[f"{layer}.1"]
-    torch.testing.assert_close(
-        normed.square().mean(-1).sqrt().mean().log().abs(), torch.tensor(0.0), atol=2, rtol=0
-    )
-    assert total.shape == normed.shape
+    torch.testing.assert_close(norms[layer](total), normed)
 
 
 def test_filter_functions(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,11 +11,30 @@ import pytest
 import torch
 from torch import Tensor
 
+from phyai.errors import KernelUnavailable
 from phyai.kernels import reference
 from phyai.kernels.native import available
+from phyai.kernels.native.build import find_compiler
 
 DTYPES = (torch.float32, torch.bfloat16)
-needs_native = pytest.mark.skipif(available() is not True, reason="no native kernels")
+
+
+def _needs_native() -> pytest.MarkDecorator:
+    """Skip where nothing can compile; where something can, kernels that do not work are a failure.
+
+    Raises: KernelUnavailable with the reason, which ends the collection of the module.
+    """
+    found = available()
+    if found is True:
+        return pytest.mark.skipif(False, reason="")
+    try:
+        find_compiler(os.environ)
+    except KernelUnavailable as error:
+        return pytest.mark.skip(reason=str(error))
+    raise KernelUnavailable(f"there is a compiler, so native kernels must work; got: {found}")
+
+
+needs_native = _needs_native()
 
 # fp32: another order of sums. bf16: the same roundings, so one unit in the last place at the most
 # where a sum was close to a tie, and that seldom.

@@ -14,14 +14,22 @@ from phyai import env
 from phyai.errors import ConfigError, KernelUnavailable
 from phyai.kernels import reference
 from phyai.kernels.native import attention, elementwise, norm, rope
+from phyai.kernels.native import build as build_module
 from phyai.kernels.native.build import build
-from phyai.kernels.native.library import Library, available, library
+from phyai.kernels.native.library import Library, library
 from phyai.kernels.native.linear import EPILOGUES, PackedLinear, linear, pack
-from phyai.kernels.native.selfcheck import check_row, close, expected_linear, row_cases
+from phyai.kernels.native.selfcheck import (
+    check_int8,
+    check_linear,
+    check_row,
+    close,
+    expected_linear,
+    row_cases,
+)
+from tests.kernels.native_parity import DTYPES, needs_native
 
-pytestmark = pytest.mark.skipif(available() is not True, reason="no native kernels")
+pytestmark = needs_native
 
-DTYPES = (torch.float32, torch.bfloat16)
 # (rows, K, N): ends of registers, panels, slices and blocks, on both sides
 SHAPES = (
     (1, 1, 2),
@@ -51,6 +59,16 @@ def lib(request: pytest.FixtureRequest) -> Library:
         pytest.fail(str(error))
 
 
+@pytest.fixture(scope="module")
+def quick_tiles() -> Library:
+    """Emulated tiles, compiled in seconds rather than for speed, and kept like the others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build_module, "FLAGS", (*build_module.FLAGS, "-O0"))
+        patch.setattr(build_module, "_check", lambda library: None)  # the tests are the check
+        folder, defines = env.cache_dir() / "native", ["PHYAI_AMX_EMULATED"]
+        return Library(build(folder, defines=defines, prefixes=("gemm", "isa")))
+
+
 @pytest.fixture(autouse=True)
 def _one_thread_after() -> Iterator[None]:
     yield
@@ -69,6 +87,13 @@ def test_the_variant_is_what_it_says(lib: Library) -> None:
     kinds = {"amx-emulated": 1, "pairs-emulated": 2, "avx2": 0, "avx512": 0, "generic": 0}
     if lib.isa in kinds:  # real tiles may be refused by the system
         assert lib.phyai_gemm_kind() == kinds[lib.isa]
+
+
+@pytest.mark.parametrize(("rows", "k", "n"), [(1, 1, 2), (19, 33, 34), (50, 130, 66)])
+def test_emulated_tiles_in_the_default_run(quick_tiles: Library, rows: int, k: int, n: int) -> None:
+    assert quick_tiles.phyai_gemm_kind() == 1
+    check_linear(quick_tiles, torch.bfloat16, rows, k, n)
+    check_int8(quick_tiles, torch.bfloat16, rows, k, n)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

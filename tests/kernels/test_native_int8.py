@@ -14,17 +14,17 @@ from phyai.errors import ConfigError, KernelUnavailable
 from phyai.kernels import KernelTable, parse_policy, quant_linear
 from phyai.kernels.native import quant_linear as native
 from phyai.kernels.native.build import build
-from phyai.kernels.native.library import Library, available, library
+from phyai.kernels.native.library import Library, library
 from phyai.kernels.native.linear import EPILOGUES
 from phyai.kernels.native.quant_linear import WEIGHT, PackedInt8, linear_int8, pack_int8
 from phyai.kernels.native.selfcheck import close, expected_int8
 from phyai.kernels.policy_quant import QuantScheme, TensorQuant
 from phyai.kernels.quant import dequantize, quantize, quantize_per_token
 from phyai.layers import Linear, Placement
+from tests.kernels.native_parity import DTYPES, needs_native
 
-pytestmark = pytest.mark.skipif(available() is not True, reason="no native kernels")
+pytestmark = needs_native
 
-DTYPES = (torch.float32, torch.bfloat16)
 TAKEN = TensorQuant("int8", "per_channel", dynamic=True)
 SCHEMES = {"weight": QuantScheme(WEIGHT), "w8a8": QuantScheme(WEIGHT, TAKEN)}
 NAMES = {"weight": "native.int8_weight", "w8a8": "native.int8_w8a8"}

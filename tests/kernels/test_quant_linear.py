@@ -120,6 +120,10 @@ def test_wrong_inputs_are_refused() -> None:
         quant_linear.linear(quantize_per_token(draw(3, 40)), plain)
     with pytest.raises(ConfigError, match="rounded to int8"):
         quant_linear.linear(quantize_per_token(draw(3, 39)), w8a8)
+    fp8 = quant_linear.pack(draw(8, 40), scheme=scheme("fp8_e4m3:fp8_e4m3"))
+    for taken, weight in (("int8", fp8), ("fp8_e5m2", fp8), ("fp8_e4m3", w8a8)):
+        with pytest.raises(ConfigError, match=f"rounded to {weight.input_format}; got"):
+            quant_linear.linear(quantize_per_token(draw(3, 40), taken), weight)
     with pytest.raises(ConfigError, match="must have a scheme"):
         quant_linear.pack(draw(8, 40))
 

@@ -229,7 +229,7 @@ class Engine:
         for q in (50, 95, 99):
             replica[f"p{q}_ms"] = float(np.percentile(latencies, q)) if latencies.size else None
         replica["memory_bytes"] = self._core.services.memory.nbytes
-        if not self._closed:
+        with contextlib.suppress(EngineUnavailableError):  # closed, maybe a moment ago
             replica["memory"] = self._core.memory_report()
         replica["graphs"] = self._core.services.graphs.stats()
         return {"plugin": self.args.plugin, "mode": self.mode, "replicas": [replica]}

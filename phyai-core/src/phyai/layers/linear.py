@@ -75,7 +75,7 @@ class Linear(nn.Module):
         self._pack = self._kernel.pack
         self._packed: PackedWeight | None = None
         self.is_packed = False  # the values are in the kernel's layout only
-        self.register_state_dict_pre_hook(refuse_empty)
+        self.register_state_dict_pre_hook(refuse_empty)  # type: ignore[no-untyped-call]
         self._linear = self._kernel.fn
         self._fuses = epilogue != "none" and epilogue in self._kernel.row.epilogues
         self._after = None if self._fuses or epilogue == "none" else at.select(epilogue)

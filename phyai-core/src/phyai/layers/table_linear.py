@@ -29,7 +29,7 @@ class TableLinear(nn.Module):
         self.weight = claim(wide.parameter(out_features, in_features), f"{name}.weight")
         self.bias = claim(wide.parameter(out_features), f"{name}.bias")
         self._narrow: Tensor | None = None
-        self.register_state_dict_pre_hook(refuse_empty)
+        self.register_state_dict_pre_hook(refuse_empty)  # type: ignore[no-untyped-call]
 
     @property
     def is_packed(self) -> bool:

@@ -52,7 +52,7 @@ class PackedInt8(PackedLinear):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle values and scales, not their layout: the weight they stand for rounds anew."""
         parts = [self.rounded(rows) for rows in self._chunks()]
-        values, scales = (torch.cat(each) for each in zip(*((p.values, p.scales) for p in parts)))
+        values, scales = torch.cat([p.values for p in parts]), torch.cat([p.scales for p in parts])
         state = (self.dtype, self.interleaved, self.rounds_inputs)
         return (_packed_again, (values, scales, *state))
 

@@ -108,7 +108,8 @@ class AdaptiveNorm(nn.Module):
     def forward(self, stream: Stream, modulation: Tensor) -> NormOut:
         """modulation: float32 [3, W], or [3, B, T, W] per token."""
         scale, shift, gate = modulation.unbind(0)
-        return NormOut(*self.norm(stream, scale, shift), gate)
+        x, n = self.norm(stream, scale, shift)
+        return NormOut(x, n, gate)
 
 
 class DecoderLayer(nn.Module):
