@@ -179,8 +179,8 @@ def test_a_tensor_is_found_by_its_shortest_path(
     monkeypatch.setattr(phyai.addresses, "_cuts", [])
     shared = Packed()
     root = {"long": nested(shared, MAX_DEPTH - 1), "short": [[shared]]}
-    for root in (root, dict(reversed(root.items()))):
-        assert sorted(tensors_of(root)) == ["short.0.0.copies.a.0", "short.0.0.copies.a.1.0"]
+    for order in (root, dict(reversed(root.items()))):
+        assert sorted(tensors_of(order)) == ["short.0.0.copies.a.0", "short.0.0.copies.a.1.0"]
     assert caplog.records == []
     assert nbytes(root) == nbytes(shared) == 4 + 8
     for _ in range(2):
