@@ -8,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.native_cache import share_native
+
 ROOT = Path(__file__).parents[1]
 
 
 def test_run_pi05_prints_an_action_per_dimension(tmp_path: Path) -> None:
+    share_native(tmp_path / "cache")
     out = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "run_pi05.py")],
         cwd=tmp_path,

@@ -26,6 +26,7 @@ from phyai.errors import (
     SessionLost,
 )
 from tests.core.sandbox import make_distribution
+from tests.native_cache import share_native
 
 PHYAI = Path(sys.executable).with_name("phyai")
 HOOKS = """
@@ -351,6 +352,7 @@ def test_config_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_doctor(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    share_native(tmp_path)
     monkeypatch.setenv("HF_TOKEN", "hf_secret_words")
     monkeypatch.setenv("PHYAI_CACHE", str(tmp_path))
     monkeypatch.setenv("PHYAI_DEVCE", "cpu")

@@ -156,9 +156,13 @@ def test_a_check_that_kills_its_process_ends_only_that(monkeypatch: pytest.Monke
     ("march", "source", "kernel"),
     [
         ("sapphirerapids", "gemm_tiles.cpp", b"TileKernel"),
-        ("cooperlake", "gemm_pairs.cpp", b"PairKernel"),
-        ("sapphirerapids", "gemm_int8_tiles.cpp", b"Int8TileKernel"),
-        ("cascadelake", "gemm_int8_pairs.cpp", b"Int8PairKernel"),
+        pytest.param("cooperlake", "gemm_pairs.cpp", b"PairKernel", marks=pytest.mark.slow),
+        pytest.param(
+            "sapphirerapids", "gemm_int8_tiles.cpp", b"Int8TileKernel", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "cascadelake", "gemm_int8_pairs.cpp", b"Int8PairKernel", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_products_of_newer_cpus_compile(

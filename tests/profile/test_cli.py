@@ -17,13 +17,16 @@ from phyai.cost import Workload
 from phyai.errors import ConfigError
 from phyai.profile import probe as probing
 from phyai.profile.roofline import Machine
+from tests.native_cache import share_native
 
 SMALL = ("--plugin", "pi05", "--cameras", "1", "--tokens", "4", "--steps", "1")
 
 
 @pytest.fixture(autouse=True)
 def small(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PHYAI_CACHE", str(tmp_path_factory.getbasetemp() / "phyai-cache"))
+    cache = tmp_path_factory.getbasetemp() / "phyai-cache"
+    share_native(cache)
+    monkeypatch.setenv("PHYAI_CACHE", str(cache))
     monkeypatch.setenv("PHYAI_DEVICE", "cpu")
 
     def machines(device: Any, dtypes: Any) -> list[Machine]:
