@@ -388,21 +388,31 @@ def run(argv: list[str], probe_of: Callable[[int], pairing.Probe] = machine.Spee
         say(f"{error}")
         return REFUSED
     text = report.markdown(result)
+    print(text)  # first: what was measured must not get lost with a file that cannot be written
     for path, content in ((args.save, json.dumps(result, indent=1) + "\n"), (args.markdown, text)):
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(content, encoding="utf-8")
-    print(text)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(content, encoding="utf-8")
+            except OSError as error:
+                say(f"the report must be writable; got {error}. It is printed above.")
+                return USAGE
     if result["result"]["pairs"] < args.pairs:
         say(f"{args.pairs} pairs must be kept; got {result['result']['pairs']}.")
         return TOO_FEW
     return 0
 
 
-def _stop(*_: object) -> NoReturn:
-    raise SystemExit(128 + signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def _stop(number: int, *_: object) -> NoReturn:
+    for one in SIGNALS:  # a second one must not interrupt the end of the workers
+        signal.signal(one, signal.SIG_IGN)
+    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _stop)  # so that the workers end with us
+    for one in SIGNALS:  # so that the workers end with us
+        signal.signal(one, _stop)
     sys.exit(run(sys.argv[1:]))

@@ -13,4 +13,5 @@ def share_native(cache: Path) -> None:
     if available() is True:
         folder = cache / "native"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        shutil.copy2(library().path, folder)
+        for suffix in (".so", ".sha256"):
+            shutil.copy2(library().path.with_suffix(suffix), folder)

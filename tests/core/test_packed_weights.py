@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from phyai.errors import PluginContractError
-from phyai.kernels import CATALOGUE, KernelTable
+from phyai.kernels import CATALOGUE, KernelTable, parse_policy
 from phyai.layers import Linear, Placement, TableLinear
 from phyai.weights import load_pretrained, randomize, unpacked, update_tensors
 
@@ -194,3 +194,29 @@ def test_a_second_load_opens_one_layer_at_a_time(tmp_path: Path) -> None:
     # the biases come first in the file; the fused legs of a layer side by side
     assert max(open_layers) <= 2
     assert open_layers[-1] == 0
+
+
+def quantised(weight: dict[str, object]) -> Placement:
+    table = KernelTable()
+    section = {"method": "rtn", "rules": [], "default": {"weight": weight, "input": None}}
+    table.use(parse_policy({"schema": "v1", "quantization": section}))
+    return Placement(table, torch.device("cpu"), F32)
+
+
+@pytest.mark.parametrize("dtype", ["nvfp4", "int8", "mxfp4"])
+def test_a_whole_update_gives_what_a_load_gives(dtype: str, tmp_path: Path) -> None:
+    """Also for formats that round the legs of a fused layer together, in any order of the legs."""
+    old, new = tensors(F32), tensors(F32, seed=1)
+    new = {name: tensor * 5 for name, tensor in new.items()}
+    for name, held in (("old", old), ("new", new)):
+        (tmp_path / name).mkdir()
+        save_file(held, tmp_path / name / "model.safetensors")
+    updated, loaded = model(quantised({"dtype": dtype})), model(quantised({"dtype": dtype}))
+    load_pretrained(updated, tmp_path / "old")
+    load_pretrained(loaded, tmp_path / "new")
+    spoiled = {"q.weight": new["q.weight"] * float("nan")}
+    update_tensors(updated, spoiled)  # one bad update must not outlive the next good one
+    order = ["k.weight", "up.weight", "q.weight", "gate.bias", "gate.weight", "v.weight", "up.bias"]
+    update_tensors(updated, [(name, new[name]) for name in order])
+    for kind, x in (("qkv", torch.randn(3, 24)), ("mlp", torch.randn(3, 32))):
+        assert torch.equal(updated[kind](x), loaded[kind](x))

@@ -123,7 +123,7 @@ def test_two_builds_at_once_both_get_the_library(compiler: Compiler, tmp_path: P
         thread.join()
     assert len(got) == 2
     assert got[0] == got[1]
-    assert list((tmp_path / "cache").iterdir()) == [got[0]]
+    assert sorted((tmp_path / "cache").iterdir()) == [got[0].with_suffix(".sha256"), got[0]]
 
 
 def test_a_library_that_fails_its_check_is_not_kept(
@@ -250,6 +250,17 @@ def test_a_check_that_says_nothing_is_no_check(
     monkeypatch.setattr(build, "_run", lambda command: "all is well")
     with pytest.raises(KernelUnavailable, match="need the word of their check"):
         build._check(nothing)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_half_a_library_is_compiled_again(compiler: Compiler, tmp_path: Path) -> None:
+    """Loading it would end the process with a signal."""
+    made = build.build(tmp_path / "cache")
+    before = len(compiler.calls())
+    made.write_text("co")
+    assert build.kept(tmp_path / "cache") is None
+    assert build.build(tmp_path / "cache").read_text() == "code\n"
+    assert len(compiler.calls()) > before
 
 
 def test_a_damaged_library_is_made_anew(

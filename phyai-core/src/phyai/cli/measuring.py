@@ -162,5 +162,10 @@ def probe_machine(subject: Subject) -> list[Any]:
 def save_json(path: Path, data: Any) -> None:
     """Write JSON, and say so on stderr."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(console.json_text(data) + "\n", encoding="utf-8")
+    try:
+        path.write_text(console.json_text(data) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"--save must name a file that can be written; got {path}: {error}. Choose another."
+        ) from error
     print(f"saved: {path}", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
@@ -10,6 +10,9 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from phyai.errors import PluginContractError
+
+MAX_OPEN = 8
+"""Modules an update keeps unpacked: those of a decoder layer, in whatever order they come."""
 
 
 @runtime_checkable
@@ -53,30 +56,33 @@ class Packer:
 
 
 class Opener:
-    """Unpacks the module being overwritten, one at a time; leaving packs the last one."""
+    """Unpacks what is being overwritten, a few modules at a time; leaving packs them.
+
+    More than one, because the legs of a fused layer need not be neighbours: a format that rounds
+    them together must see all of them anew.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._owners = owners(model)
-        self._open: Packs | None = None
+        self._open: OrderedDict[int, Packs] = OrderedDict()
 
     def __enter__(self) -> Opener:
         return self
 
     def __exit__(self, *problem: object) -> None:
-        self._switch(None)
+        while self._open:
+            self._open.popitem()[1].pack()
 
     def writing(self, param: Tensor) -> None:
         """Make a parameter writable."""
-        self._switch(self._owners.get(id(param)))
-
-    def _switch(self, module: Packs | None) -> None:
-        if module is self._open:
+        owner = self._owners.get(id(param))
+        if owner is None:
             return
-        if self._open is not None:
-            self._open.pack()
-        self._open = module
-        if module is not None:
-            module.unpack()
+        self._open[id(param)] = owner
+        self._open.move_to_end(id(param))
+        owner.unpack()
+        if len(self._open) > MAX_OPEN:
+            self._open.popitem(last=False)[1].pack()
 
 
 def owners(model: nn.Module) -> dict[int, Packs]:

@@ -95,13 +95,28 @@ def kept(
         return None
     key, found = _key(compile_flags(march, defines), prefixes), compilers(os.environ)
     names = [f"native-{key}-{_version(compiler)}.so" for compiler in found]
-    paths = [folder / name for name in names] if names else sorted(folder.glob(f"native-{key}-*"))
+    paths = [folder / name for name in names]
+    if not found:
+        paths = sorted(folder.glob(f"native-{key}-*.so"))
     refuse_foreign(folder)
     for path in paths:
         if os.path.lexists(path):
             refuse_foreign(path)
-            return path
+            if _is_whole(path):
+                return path
     return None
+
+
+def _is_whole(path: Path) -> bool:
+    """Return whether a library is what was written: half a file would end the process, not fail."""
+    try:
+        return _digest_file(path).read_text(encoding="utf-8") == checked_line(path)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _digest_file(library: Path) -> Path:
+    return library.with_suffix(".sha256")
 
 
 def _make(compiler: Command, flags: Sequence[str], folder: Path, prefixes: tuple[str, ...]) -> Path:
@@ -112,6 +127,7 @@ def _make(compiler: Command, flags: Sequence[str], folder: Path, prefixes: tuple
         made.chmod(0o700)
         with made.open("rb") as file:
             os.fsync(file.fileno())  # the name must not outlive a power loss without the content
+        _digest_file(target).write_text(checked_line(made), encoding="utf-8")
         made.replace(target)  # whole or not at all, also when two processes build
     return target
 

@@ -196,7 +196,7 @@ class PiAdapter(Adapter):
         self.network.refresh()
 
     def update_weights(self, items: Mapping[str, Tensor] | Any) -> None:
-        update_tensors(self.modules, items, remap=PiWeights.canonical_name)
+        update_tensors(self.modules, items, remap=PiWeights.updated_name)
 
     def dump_targets(self) -> Mapping[str, nn.Module]:
         return {"prefix": self.prefix, "expert": self.network}

@@ -34,15 +34,15 @@ COMPONENTS = (
 )
 _LEADING_MODEL = re.compile(rf"^model\.(?=(?:{'|'.join(COMPONENTS)})\b)")
 
-IGNORED = (
+UNUSED = (
     r"\.gemma_expert\.lm_head\.weight$",
     r"^(?:un)?normalize_",
     r"^value_head\.",
     r"^noise_head\.",
     r"\.rotary_emb\.inv_freq$",
-    # With embed_tokens present the output head is a second copy nobody reads.
-    r"\.paligemma\.lm_head\.weight$",
 )
+# With embed_tokens present the output head is a second copy nobody reads.
+IGNORED = (*UNUSED, r"\.paligemma\.lm_head\.weight$")
 PROBES: dict[Model, str] = {"pi0": "state_proj.weight", "pi05": "time_mlp_in.weight"}
 PLUGINS: dict[str, str] = {"pi0": "pi0", "pi05": "pi05"}
 
@@ -57,6 +57,13 @@ class PiWeights:
     def canonical_name(key: str) -> str | None:
         """Return a checkpoint key without the leading ``model.`` that fine-tuned files carry."""
         return _LEADING_MODEL.sub("", key)
+
+    @staticmethod
+    def updated_name(key: str) -> str | None:
+        """Return the canonical name of a tensor in a weight update, None for one nobody reads."""
+        name = PiWeights.canonical_name(key)
+        unused = name is None or any(re.search(pattern, name) for pattern in UNUSED)
+        return None if unused else name
 
     def rename(self, key: str) -> str | None:
         """Apply the caller's remap, then the canonical spelling."""
