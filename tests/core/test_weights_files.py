@@ -15,11 +15,14 @@ from phyai.errors import CheckpointError, CheckpointNotFound
 from phyai.weights import (
     Region,
     TensorInfo,
+    claim,
     load_pretrained,
+    mapped,
     open_source,
     save_safetensors,
     save_sharded,
     tensor_index,
+    update_tensors,
 )
 from tests.core.weights_model import Model, make_tensors, refuses, write
 
@@ -243,3 +246,51 @@ def test_saving_is_whole_or_nothing(tmp_path: Path) -> None:
         save_safetensors({"a": shared, "b": shared}, file)
     assert file.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["m.safetensors"]
+
+
+def test_a_mapped_table_stays_in_its_file(tmp_path: Path) -> None:
+    def made(dtype: torch.dtype) -> nn.Module:
+        model = nn.Module()
+        model.table = claim(nn.Parameter(torch.empty(6, 4, dtype=dtype)), "t", loader=mapped)
+        model.head = nn.Linear(4, 2, bias=False)
+        return model
+
+    values = {"t": torch.randn(6, 4), "head.weight": torch.randn(2, 4)}
+    path = save_safetensors(values, tmp_path / "model.safetensors")
+    before = path.read_bytes()
+
+    model = made(torch.float32)
+    own = model.table.data_ptr()
+    load_pretrained(model, path)
+    assert model.table.data_ptr() != own  # a view, nothing was copied
+    assert torch.equal(model.table, values["t"])
+
+    place = model.table.data_ptr()
+    update_tensors(model, {"t": torch.ones(6, 4)})
+    assert model.table.data_ptr() == place
+    assert model.table.unique().tolist() == [1.0]
+    assert path.read_bytes() == before
+
+    cast = made(torch.bfloat16)
+    load_pretrained(cast, path)
+    assert torch.equal(cast.table, values["t"].bfloat16())
+
+
+def test_a_mapped_table_is_copied_from_a_source_that_reuses_its_memory() -> None:
+    class OneBuffer:
+        label = "one buffer"
+
+        def __init__(self) -> None:
+            self.buffer = torch.empty(6, 4)
+
+        def infos(self) -> dict[str, TensorInfo]:
+            return {"a": TensorInfo("F32", (6, 4), "x"), "b": TensorInfo("F32", (6, 4), "x")}
+
+        def read(self, name: str, region: Any = None) -> torch.Tensor:
+            return self.buffer.fill_(ord(name))
+
+    model = nn.Module()
+    model.a = claim(nn.Parameter(torch.empty(6, 4)), "a", loader=mapped)
+    model.b = claim(nn.Parameter(torch.empty(6, 4)), "b", loader=mapped)
+    load_pretrained(model, OneBuffer())
+    assert model.a.unique().tolist() == [float(ord("a"))]

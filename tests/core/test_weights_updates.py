@@ -148,3 +148,12 @@ def test_randomize_scheme_layout_and_post_load() -> None:
     plain.conv = nn.Conv2d(3, 8, 4)
     randomize(plain, 0)
     assert torch.equal(plain.conv.weight, net.conv.weight)
+
+
+def test_random_weights_stand_for_a_checkpoint_of_a_dtype() -> None:
+    wide, stored = nn.Linear(64, 8), nn.Linear(64, 8)
+    randomize(wide, 0)
+    randomize(stored, 0, stored=torch.bfloat16)
+    assert stored.weight.dtype == torch.float32
+    assert torch.equal(stored.weight, wide.weight.bfloat16().float())
+    assert not torch.equal(stored.weight, wide.weight)

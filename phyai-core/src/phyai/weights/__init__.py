@@ -6,6 +6,7 @@ from phyai.weights.binding import (
     claim,
     collect_claims,
     fused,
+    mapped,
     replicated,
     sharded,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "collect_claims",
     "fused",
     "load_pretrained",
+    "mapped",
     "merge_peft",
     "open_source",
     "randomize",

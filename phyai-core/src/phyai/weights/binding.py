@@ -43,9 +43,25 @@ class Loader:
         """Write ``tensor`` (already cut to ``region``) into ``param``, casting to its dtype."""
         param.copy_(tensor)
 
+    def keeps(self, param: Tensor, tensor: Tensor) -> bool:
+        """Return whether ``param`` may become ``tensor`` itself, a view of the mapped file."""
+        return False
+
     def problem(self, param: Tensor, num_keys: int) -> str | None:
         """Return why this loader cannot fill ``param`` from so many keys; None = it can."""
         return None if num_keys <= 1 else f"takes one key; got {num_keys}"
+
+
+@dataclass(frozen=True)
+class Mapped(Loader):
+    """The whole tensor, left in the memory-mapped file where device and dtype are the same.
+
+    For tables of which a request reads a few rows: only pages that were read take memory, and the
+    system can drop them again. An update changes the process's own copy of a page, never the file.
+    """
+
+    def keeps(self, param: Tensor, tensor: Tensor) -> bool:
+        return (param.device, param.dtype) == (tensor.device, tensor.dtype)
 
 
 @dataclass(frozen=True)
@@ -113,6 +129,9 @@ class Fused(Loader):
 
 replicated = Loader()
 """The whole tensor, as it is."""
+
+mapped = Mapped()
+"""The whole tensor, left in the checkpoint's file where that is possible."""
 
 
 def sharded(dim: int, rank: int, world: int, replicate: int = 1) -> Sharded:

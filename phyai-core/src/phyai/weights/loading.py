@@ -67,7 +67,10 @@ def load_pretrained(
                     "The model is partly loaded: load again."
                 ) from error
             packer.writing(claim.param)
-            claim.loader.copy(claim.param, tensor, claim.shard_id)
+            if getattr(tensors, "stays_valid", False) and claim.loader.keeps(claim.param, tensor):
+                claim.param.data = tensor
+            else:
+                claim.loader.copy(claim.param, tensor, claim.shard_id)
             packer.filled(claim.param)
             _remember(claim, read.choice)
             target = dtype_name(claim.param.dtype)

@@ -25,9 +25,12 @@ def randomize(
     seed: int,
     *,
     scheme: Scheme | None = None,
+    stored: torch.dtype | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Draw every parameter anew, in its own dtype, and pack it; then run ``post_load``.
+
+    stored: dtype of the checkpoint the weights stand for: wider parameters get values it can hold.
 
     Default: normals of standard deviation 1/sqrt(fan_in) for two and more dims, 0.02 for vectors
     (fan_in = entries per row). A parameter's values depend on ``seed`` and its name alone, not on
@@ -47,7 +50,7 @@ def randomize(
             target = torch.empty(param.numel(), dtype=param.dtype) if flat is None else flat
             starts = range(0, param.numel(), _CHUNK)
             if param.dtype.is_floating_point:
-                list(pool.map(lambda s, t=target, n=name, m=(mean, std): _draw(t, s, seed, n, *m),
+                list(pool.map(lambda s, t=target, n=name, m=(mean, std): _draw(t, s, seed, n, *m, stored),
                               starts))  # fmt: skip
             else:
                 target.zero_()
@@ -60,13 +63,21 @@ def randomize(
     run_post_load(model)
 
 
-def _draw(target: Tensor, start: int, seed: int, name: str, mean: float, std: float) -> None:
+def _draw(
+    target: Tensor,
+    start: int,
+    seed: int,
+    name: str,
+    mean: float,
+    std: float,
+    stored: torch.dtype | None,
+) -> None:
     digest = hashlib.sha256(f"{seed}/{start}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     part = target[start : start + _CHUNK]
     values = torch.empty(part.numel(), dtype=torch.float32)
     values.normal_(mean, std, generator=generator)
-    part.copy_(values)
+    part.copy_(values if stored is None else values.to(stored))
 
 
 def _moments(name: str, param: Tensor, scheme: Scheme | None) -> tuple[float, float]:

@@ -41,6 +41,8 @@ class SafetensorsSource:
     tensor([1., 1.])
     """
 
+    stays_valid = True  # a view holds its mapping, and pages given back are read again
+
     def __init__(
         self, files: Sequence[Path], *, index: Mapping[str, str] | None = None, label: str = ""
     ) -> None:

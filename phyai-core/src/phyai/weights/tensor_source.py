@@ -60,7 +60,10 @@ class TensorInfo:
 
 @runtime_checkable
 class TensorSource(Protocol):
-    """Named tensors, readable one by one; ``load_pretrained`` takes any object of this shape."""
+    """Named tensors, readable one by one; ``load_pretrained`` takes any object of this shape.
+
+    Optional attribute ``stays_valid`` (False): what ``read`` returns outlives the next ``read``.
+    """
 
     @property
     def label(self) -> str:

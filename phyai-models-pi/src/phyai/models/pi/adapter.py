@@ -66,7 +66,8 @@ class PiArgs(AdapterArgs):
         preprocessing switches, see ``phyai.models.pi.processing.processor``.
     control_hz, action_units: commands per second and one unit per action, for checkpoints whose
         files do not say; None = the robot contract's.
-    seed: of random weights.
+    seed: of random weights.  embedding_in_file: leave the token embedding in the memory-mapped
+        checkpoint (1 GB less at the released size); the file must stay unchanged meanwhile.
     """
 
     checkpoint_dir: str | Path | None = None
@@ -74,6 +75,7 @@ class PiArgs(AdapterArgs):
     max_batch_size: int = 1
     weight_remap: Callable[[str], str | None] | dict[str, str] | None = None
     weight_strict: bool = True
+    embedding_in_file: bool = False
     vision_params_dtype: torch.dtype | None = None
     inputs_image_shape: list[list[int]] | None = None
     revision: str | None = None
@@ -184,10 +186,12 @@ class PiAdapter(Adapter):
         at = Placement(
             services.kernels, services.device, self.precision.stack, self.precision.rounding
         )
-        self.prefix = Prefix(self.pi, self.precision, at, services.profile)
+        self.prefix = Prefix(
+            self.pi, self.precision, at, services.profile, embedding_in_file=args.embedding_in_file
+        )
         self.network = self.denoiser_cls(self.pi, self.precision, at, services.profile)
         self.modules = nn.ModuleDict({"prefix": self.prefix, "expert": self.network})
-        report = weights.load_into(self.modules, services.progress)
+        report = weights.load_into(self.modules, self.precision.stack, services.progress)
         for warning in self.processor.warnings:
             log.warning("plugin %s: %s", self.name, warning)
         return report

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from phyai.errors import CheckpointError
@@ -120,10 +121,15 @@ class PiWeights:
                 return replace(config, max_state_dim=width) if width else config
         return config
 
-    def load_into(self, modules: nn.Module, progress: Progress) -> LoadReport | None:
-        """Fill the modules strictly from the checkpoint, or with random weights without one."""
+    def load_into(
+        self, modules: nn.Module, stored: torch.dtype, progress: Progress
+    ) -> LoadReport | None:
+        """Fill the modules strictly from the checkpoint, or with random weights without one.
+
+        stored: dtype of the checkpoint that random weights stand for.
+        """
         if self.folder is None:
-            randomize(modules, self.args.seed, progress=progress)
+            randomize(modules, self.args.seed, stored=stored, progress=progress)
             return None
         return load_pretrained(
             modules,

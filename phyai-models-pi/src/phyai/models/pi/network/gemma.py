@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from phyai.layers import Linear, Placement, RMSNorm, TableLinear, norm_op
 from phyai.models.pi.config import GemmaConfig
-from phyai.weights import claim
+from phyai.weights import claim, mapped
 
 
 class Rotation(NamedTuple):
@@ -197,14 +197,21 @@ class Embedding(nn.Module):
     """Token embedding times sqrt(width).
 
     The scale is rounded to the table's dtype when ``rounded_scale`` (LeRobot), exact otherwise
-    (openpi).
+    (openpi). ``in_file``: the table stays in the checkpoint's file, where device and dtype fit.
     """
 
     def __init__(
-        self, names: tuple[str, ...], config: GemmaConfig, at: Placement, rounded_scale: bool
+        self,
+        names: tuple[str, ...],
+        config: GemmaConfig,
+        at: Placement,
+        *,
+        rounded_scale: bool,
+        in_file: bool = False,
     ) -> None:
         super().__init__()
-        self.weight = claim(at.parameter(config.vocab_size, config.hidden_size), names)
+        table = at.parameter(config.vocab_size, config.hidden_size)
+        self.weight = claim(table, names, loader=mapped if in_file else None)
         scale = config.hidden_size**0.5
         self.scale = float(torch.tensor(scale, dtype=at.dtype)) if rounded_scale else scale
 

@@ -40,7 +40,13 @@ class Prefix(nn.Module):
     """
 
     def __init__(
-        self, config: PiConfig, precision: Precision, at: Placement, profile: Profile
+        self,
+        config: PiConfig,
+        precision: Precision,
+        at: Placement,
+        profile: Profile,
+        *,
+        embedding_in_file: bool = False,
     ) -> None:
         super().__init__()
         self.config, self.profile, self.stack = config, profile, precision.stack
@@ -73,6 +79,7 @@ class Prefix(nn.Module):
             text,
             stack,
             rounded_scale=precision.name != "bf16_openpi",
+            in_file=embedding_in_file,
         )
         self.layers = nn.ModuleList(
             DecoderLayer(
