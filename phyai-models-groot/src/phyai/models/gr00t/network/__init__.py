@@ -1,0 +1,1 @@
+"""The network: features of the backbone, encoders per embodiment, the diffusion transformer."""

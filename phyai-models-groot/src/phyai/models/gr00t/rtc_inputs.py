@@ -1,0 +1,223 @@
+"""Real-time chunking of GR00T: a start taken from the previous chunk, and a velocity ramp.
+
+The first ``overlap`` steps of a new chunk start from the previous chunk instead of noise; the
+first ``frozen`` of them do not move, the others the more the further they are from those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phyai.adapter import is_integer
+from phyai.errors import RequestError
+from phyai.models.gr00t.host_tensor import host_tensor
+from phyai.types import RTCOptions
+
+OFFICIAL_OPTIONS = (
+    "action_horizon",
+    "rtc_overlap_steps",
+    "rtc_frozen_steps",
+    "rtc_ramp_rate",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RtcStart:
+    """RTC of one row.
+
+    prev: float32 [overlap, A], model space, where the new chunk starts.  frozen: steps that keep
+    it.  rate: of the ramp behind them.
+    """
+
+    prev: Tensor
+    frozen: int
+    rate: float
+
+
+def velocity_ramp(horizon: int, overlap: int, frozen: int, rate: float) -> Tensor:
+    """Return how much of its velocity each step of a chunk gets, float32 [horizon].
+
+    0 for frozen steps, 1 behind the overlap, between them (1 - e^(-rate t)) / (1 - e^(-rate)) with
+    t = j / (overlap - frozen + 1), j = 1, 2, ...
+
+    >>> velocity_ramp(4, 2, 1, 6.0).tolist()[0::2]
+    [0.0, 1.0]
+    """
+    ramp = torch.ones(horizon)
+    ramp[:frozen] = 0.0
+    count = overlap - frozen
+    t = torch.arange(1, count + 1, dtype=torch.float64) / (count + 1)
+    ramp[frozen:overlap] = (torch.expm1(-rate * t) / math.expm1(-rate)).float()
+    return ramp
+
+
+def rtc_tensors(
+    rows: Sequence[RtcStart | None], horizon: int, width: int
+) -> dict[str, Tensor]:
+    """Return the inputs of a batch; none when RTC is off in all rows.
+
+    ``rtc.start`` [B, T, A] and ``rtc.overlap`` bool [B, T]: where x starts from it; ``rtc.ramp``
+    [B, T]: the velocity's factor.
+    """
+    if all(row is None for row in rows):
+        return {}
+    start = torch.zeros(len(rows), horizon, width)
+    overlap = torch.zeros(len(rows), horizon, dtype=torch.bool)
+    ramp = torch.ones(len(rows), horizon)
+    for i, row in enumerate(rows):
+        if row is not None:
+            count = len(row.prev)
+            start[i, :count, : row.prev.shape[1]] = row.prev
+            overlap[i, :count] = True
+            ramp[i] = velocity_ramp(horizon, count, row.frozen, row.rate)
+    return {"rtc.start": start, "rtc.overlap": overlap, "rtc.ramp": ramp}
+
+
+# ---------------------------------------------------------------- core's options
+
+
+def as_rtc(value: Any) -> RTCOptions | None:
+    """Return option ``rtc`` as RTCOptions; a mapping with the same fields is accepted.
+
+    Raises: RequestError for anything else, and for settings of other forms of RTC.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, RTCOptions):
+        try:
+            value = RTCOptions(**dict(value))
+        except (TypeError, ValueError) as error:
+            raise RequestError(
+                "option rtc must be RTCOptions or a mapping of its fields (prev_chunk, "
+                f"inference_delay, execution_horizon); got {value!r}."
+            ) from error
+    if value.prev_chunk is None:
+        return None
+    if value.space not in ("model", "robot"):
+        raise RequestError(f"rtc space must be 'model' or 'robot'; got {value.space!r}.")
+    for name in ("schedule", "max_guidance_weight", "mode"):
+        if getattr(value, name) is not None:
+            raise RequestError(
+                f"rtc {name} must be left out: this model has its own form of RTC, a velocity "
+                f"ramp; got {getattr(value, name)!r}."
+            )
+    return value
+
+
+def rtc_start(options: RTCOptions, horizon: int, width: int, rate: float) -> RtcStart:
+    """Return what a left-over in model space means for the new chunk.
+
+    Its first rows are the new chunk's first rows: ``execution_horizon`` of them overlap (None =
+    all), ``inference_delay`` of those are frozen.
+    Raises: RequestError for a left-over or counts that cannot be used.
+    """
+    chunk = left_over(options)
+    if chunk.shape[1] > width:
+        raise RequestError(
+            f"rtc prev_chunk must have at most {width} action dims; got {chunk.shape[1]}."
+        )
+    most = min(len(chunk), horizon)
+    overlap = min(_count("execution_horizon", options.execution_horizon, most, 1), most)
+    frozen = min(_count("inference_delay", options.inference_delay, 0, 0), overlap)
+    return RtcStart(chunk[:overlap], frozen, rate)
+
+
+def rtc_per_row(rtc: Any, rows: int) -> list[RTCOptions | None]:
+    """Return one RTCOptions (or None) per row of a model request, whose chunks are model space.
+
+    rtc: one for all rows, with prev_chunk [T, A] or [rows, T, A], or a sequence of one per row.
+    """
+    if rtc is None or isinstance(rtc, (RTCOptions, Mapping)):
+        options = as_rtc(rtc)
+        per_row: list[RTCOptions | None] = [options] * rows
+        if options is not None and (prev := _numbers(options.prev_chunk)).ndim == 3:
+            if prev.shape[0] != rows:
+                raise RequestError(
+                    f"rtc prev_chunk expected shape [T, A] or [{rows}, T, A]; "
+                    f"got {list(prev.shape)}."
+                )
+            per_row = [replace(options, prev_chunk=chunk) for chunk in prev]
+    elif isinstance(rtc, Sequence) and not isinstance(rtc, str):
+        per_row = [as_rtc(row) for row in rtc]
+        if len(per_row) != rows:
+            raise RequestError(f"rtc must hold one entry per row ({rows}); got {len(per_row)}.")
+    else:
+        raise RequestError(
+            f"rtc must be RTCOptions, or a sequence of them or None; got {type(rtc).__name__}."
+        )
+    if any(row is not None and row.space != "model" for row in per_row):
+        raise RequestError(
+            "rtc prev_chunk of a model request must be in model space; got space='robot'. "
+            "Send an Observation, or ActionChunk.model_actions."
+        )
+    return per_row
+
+
+def left_over(options: RTCOptions) -> Tensor:
+    """Return the checked left-over of a row: finite float32 [T, A] with T >= 1."""
+    chunk = _numbers(options.prev_chunk)
+    if chunk.ndim != 2 or not chunk.numel():
+        raise RequestError(
+            "rtc prev_chunk expected shape [T, A] with T >= 1 and A >= 1; got "
+            f"{list(chunk.shape)}. Leave rtc out when nothing is left."
+        )
+    if not bool(torch.isfinite(chunk).all()):
+        raise RequestError("rtc prev_chunk must be finite; got NaN or infinity.")
+    return chunk
+
+
+# ---------------------------------------------------------------- the official options
+
+
+def official_starts(
+    prev: Tensor, options: Mapping[str, Any] | None, horizon: int, rate: float
+) -> list[RtcStart | None]:
+    """Return the official form: a whole previous chunk, whose tail is where the new one starts.
+
+    prev: finite float32 [B, T, A].  options: ``action_horizon`` (steps of prev that count),
+    ``rtc_overlap_steps``, ``rtc_frozen_steps`` and optionally ``rtc_ramp_rate``.
+    Raises: RequestError for options that are missing, unknown or do not fit.
+    """
+    given = dict(options or {})
+    unknown = sorted(given.keys() - set(OFFICIAL_OPTIONS))
+    absent = [name for name in OFFICIAL_OPTIONS[:3] if name not in given]
+    if unknown or absent:
+        raise RequestError(
+            f"rtc_options must hold {', '.join(OFFICIAL_OPTIONS)}; got "
+            f"{'unknown ' + ', '.join(unknown) if unknown else 'no ' + ', '.join(absent)}."
+        )
+    length = _bounded("action_horizon", given, 1, prev.shape[1], "the steps of prev_actions")
+    overlap = _bounded("rtc_overlap_steps", given, 1, min(length, horizon), "the shorter chunk")
+    frozen = _bounded("rtc_frozen_steps", given, 0, overlap, "rtc_overlap_steps")
+    rate = given.get("rtc_ramp_rate", rate)
+    number = isinstance(rate, (int, float)) and not isinstance(rate, bool)
+    if not number or not 0 < rate < math.inf:
+        raise RequestError(f"rtc_ramp_rate must be a finite number > 0; got {rate!r}.")
+    return [RtcStart(row[length - overlap : length], frozen, float(rate)) for row in prev]
+
+
+def _bounded(name: str, given: Mapping[str, Any], least: int, most: int, limit: str) -> int:
+    value = given[name]
+    if not is_integer(value) or not least <= value <= most:
+        raise RequestError(
+            f"{name} must be an integer in [{least}, {most}], {limit}; got {value!r}."
+        )
+    return int(value)
+
+
+def _numbers(value: Any) -> Tensor:
+    return host_tensor("rtc prev_chunk", value).to(torch.float32)
+
+
+def _count(name: str, value: Any, default: int, least: int) -> int:
+    if value is None:
+        return default
+    if not is_integer(value) or value < least:
+        raise RequestError(f"rtc {name} must be an integer >= {least}; got {value!r}.")
+    return int(value)
