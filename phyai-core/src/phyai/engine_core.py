@@ -31,6 +31,9 @@ from phyai.types import ActionChunk, Media, Observation, Prepared
 from phyai.warmup import warm_up
 
 if TYPE_CHECKING:
+    from pluggy import PluginManager
+
+    from phyai.cuda_graph import Capturer
     from phyai.weights import LoadReport
 
 log = logging.getLogger("phyai")
@@ -51,6 +54,9 @@ class EngineCore:
 
     Start-up order: plugin and argument types, config, device, threads, services, hooks, adapter
     load, parts. One request runs at a time (``lock``); ``prepare`` runs outside the lock.
+
+    hooks: the hook plugins; None = those installed.  capturer: what records regions instead of the
+    configured back end, see ``GraphService``.
     """
 
     def __init__(
@@ -60,6 +66,8 @@ class EngineCore:
         config: EngineConfig,
         *,
         progress: Progress = no_progress,
+        hooks: PluginManager | None = None,
+        capturer: Capturer | None = None,
     ) -> None:
         self.plugin, self.args = plugin, plugin_args
         record = find(plugin)
@@ -86,12 +94,13 @@ class EngineCore:
         self._runner: Runner | None = None
         self._adapter: Adapter | None = None
         self._dumper: TensorDumper | None = None
-        manager = load_hook_plugins()
+        manager = load_hook_plugins() if hooks is None else hooks
         self.services = Services(
             graphs=GraphService(
-                _graph_backend(config, self.device),
+                _graph_backend(config, self.device) if capturer is None else "cuda",
                 self.device,
                 static_shapes=config.runtime.static_shapes,
+                capturer=capturer,
             ),
             kernels=kernel_table(config, self.device, record.id),
             memory=Arena(self.device, config.runtime.memory_budget_bytes),

@@ -1,0 +1,295 @@
+"""The correct policy passes everything, by the class and by the command; reports read well."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from phyai import binding, plugins
+from phyai.testing import AdapterConformance
+from phyai.testing.__main__ import main
+from phyai.testing.conformance import CHECKS, report
+from phyai.testing.conformance.check import Check, Failure, NotApplicable, run_check
+from phyai.testing.conformance.subject import Given, Subject
+from phyai.testing.sandbox import Sandbox
+from tests.core.toy_adapter import ToyAdapter, registry
+from tests.native_cache import share_native
+from tests.testing import policies
+
+DECLARED_NOWHERE = {
+    "l0_hook_modules_import_no_torch",
+    "l2_compiled_regions_equal_eager",
+    "l2_cuda_graphs_equal_eager",
+    "l3_session_repeats_a_stored_result",
+    "l3_session_refuses_a_wrong_seq",
+    "l3_sessions_stay_apart",
+}
+"""Checks that do not apply to the correct policy on a machine without a GPU."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    sandbox = Sandbox(tmp_path_factory.mktemp("kit") / "site")
+    policies.install(sandbox)
+    with sandbox.visible():
+        yield sandbox
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("weights")
+    policies.checkpoint(folder)
+    return policies.golden_set(folder, policies.reference(folder))
+
+
+# ---------------------------------------------------------------- the correct policy
+
+
+@pytest.mark.usefixtures("site")
+class TestCorrectPolicy(AdapterConformance):
+    """As an author would write it, with everything given."""
+
+    manifest = policies.PLUGIN
+
+    @pytest.fixture
+    def tiny_checkpoint(self, site: Sandbox, weights: Path) -> Path:
+        return weights
+
+    @pytest.fixture
+    def sample_requests(self) -> list[Any]:
+        return policies.requests()
+
+    @pytest.fixture
+    def golden_dir(self, weights: Path) -> Path:
+        return weights
+
+    @pytest.fixture
+    def reference(self, weights: Path) -> Any:
+        return policies.reference(weights)
+
+
+@pytest.fixture(scope="module")
+def written(site: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return the report of the command on the preset alone."""
+    file = tmp_path_factory.mktemp("report") / "report.json"
+    with pytest.MonkeyPatch.context() as patch:
+        cache = file.parent / "cache"
+        share_native(cache)
+        patch.setenv("PHYAI_CACHE", str(cache))
+        assert main([policies.PLUGIN, "--level", "3", "--json", str(file)]) == 0
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def test_the_command_runs_every_check(written: dict[str, Any]) -> None:
+    assert {k: written[k] for k in ("plugin", "dist", "version", "level", "ok")} == {
+        "plugin": "toy_policy", "dist": "toy-policy", "version": "1.0", "level": 3, "ok": True,
+    }  # fmt: skip
+    assert [row["name"] for row in written["checks"]] == [check.name for check in CHECKS]
+    left_out = {row["name"] for row in written["checks"] if row["status"] != "passed"}
+    given_nowhere = {"l2_goldens_are_kept", "l2_reference_is_matched"}
+    assert left_out - {"l2_cuda_graphs_equal_eager"} == (DECLARED_NOWHERE | given_nowhere) - {
+        "l2_cuda_graphs_equal_eager"
+    }
+    for row in written["checks"]:
+        assert set(row) == {"level", "name", "status", "message", "seconds"}
+        assert bool(row["message"]) == (row["status"] != "passed")
+
+
+def test_the_class_has_a_method_per_check_and_leaves_out_higher_levels() -> None:
+    class Low(AdapterConformance):
+        manifest = "x"
+        level = 1
+
+    for check in CHECKS:
+        method = getattr(Low, f"test_{check.name}")
+        assert (method is None) == (check.level > 1)
+        whole = getattr(AdapterConformance, f"test_{check.name}")
+        assert whole.__doc__ == check.run.__doc__
+        assert check.summary.endswith(".")
+
+
+# ---------------------------------------------------------------- what the author sees
+
+
+def test_a_failure_says_why_and_what_to_do(
+    site: Sandbox, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "case_nothing.safetensors").write_bytes(
+        (weights / "case_one.safetensors").read_bytes()
+    )
+    file = tmp_path / "report.json"
+    arguments = ["--checkpoint", str(weights), "--golden-dir", str(tmp_path), "--json", str(file)]
+    code = main([policies.PLUGIN, *arguments, "--only", "l2_goldens*", "--only", "l1_loads"])
+    assert code == 1  # the golden root has no weights beside its case
+    shown = capsys.readouterr().out
+    assert "pass     l1_loads" in shown
+    assert "FAIL     l2_goldens_are_kept" in shown
+    assert "2 checks: 1 passed, 1 failed." in shown
+    found = json.loads(file.read_text())
+    assert not found["ok"]
+    assert found["checks"][1]["status"] == "failed"
+
+
+def test_wrong_usage_is_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["toy_policy", "--checkpoint", str(tmp_path / "nowhere")]) == 2
+    assert "--checkpoint must name a folder" in capsys.readouterr().err
+    assert main(["toy_policy", "--only", "l9_*"]) == 2
+    assert "must match a check" in capsys.readouterr().err
+
+
+def test_an_unknown_plugin_fails_once_and_nothing_else_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "report.json"
+    assert main(["no_such_plugin", "--json", str(file)]) == 1
+    found = json.loads(file.read_text())
+    assert found["dist"] is None
+    statuses = {row["name"]: row["status"] for row in found["checks"]}
+    assert statuses["l0_can_be_selected"] == "failed"
+    assert "'no_such_plugin' is not installed" in capsys.readouterr().out
+    rest = {status for name, status in statuses.items() if not name.startswith("l0_")}
+    assert rest == {"not-run"}
+
+
+def test_a_class_of_this_process_is_no_package() -> None:
+    with registry():
+        plugins.register(ToyAdapter)
+        subject = Subject(Given("toy"))
+        outcomes = {o.name: o for o in report.run_checks(subject, level=0)}
+    assert outcomes["l0_can_be_selected"].status == "passed"
+    installed = outcomes["l0_entry_point_is_installed"]
+    assert installed.status == "failed"
+    assert 'entry-points."phyai.plugins"' in installed.message
+
+
+def test_another_manifest_than_the_installed_one(site: Sandbox) -> None:
+    from dataclasses import replace
+
+    manifest = plugins.find(policies.PLUGIN).manifest
+    assert manifest is not None
+    for given, status in ((manifest, "passed"), (replace(manifest, summary="other"), "failed")):
+        (outcome,) = report.run_checks(Subject(Given(given)), only=["l0_can_be_selected"])
+        assert outcome.status == status
+
+
+def test_hook_modules_of_the_distribution_are_looked_at(phyai_sandbox: Sandbox) -> None:
+    for name, source, status in (
+        ("fine", "from phyai.hooks import hookimpl\n", "passed"),
+        ("heavy", "import torch\n", "failed"),
+    ):
+        sandbox = Sandbox(phyai_sandbox.folder / name)
+        sandbox.distribution(
+            "two-things",
+            {
+                "two_things.plugin": "from phyai.hooks import AdapterManifest, hookimpl\n"
+                "@hookimpl\ndef phyai_adapter():\n"
+                "    return AdapterManifest('two', 'A toy.', 'two_things.model:M', "
+                "'two_things.model:A')\n",
+                "two_things.hooks": source,
+            },
+            {
+                "phyai.plugins": {"two": "two_things.plugin"},
+                "phyai.hooks": {"two-hooks": "two_things.hooks"},
+            },
+        )
+        with sandbox.visible():
+            (outcome,) = report.run_checks(
+                Subject(Given("two")), only=["l0_hook_modules_import_no_torch"]
+            )
+        assert outcome.status == status, outcome.message
+    assert "must not import torch" in outcome.message
+
+
+def test_a_broken_checkpoint_folder_stops_at_load(site: Sandbox, tmp_path: Path) -> None:
+    subject = Subject(Given(policies.PLUGIN, tiny_checkpoint=tmp_path))
+    outcomes = {o.name: o for o in report.run_checks(subject, only=["l1_*", "l2_*"])}
+    assert outcomes.pop("l1_loads").status == "failed"
+    assert {o.status for o in outcomes.values()} == {"not-run"}
+
+
+def test_pluggy_on_the_request_path_is_noticed(
+    site: Sandbox, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A core that asks the hooks again during a request."""
+    bind = binding.HookBinder.validators
+
+    def asking(self: binding.HookBinder) -> list[Any]:
+        manager = self._managers[0]
+
+        def ask(chunk: Any) -> None:
+            manager.hook.phyai_validate_action(chunk=chunk, adapter=self.adapter)
+
+        return [*bind(self), binding.Validator("asking", ask)]
+
+    monkeypatch.setattr(binding.HookBinder, "validators", asking)
+    subject = Subject(
+        Given(policies.PLUGIN, tiny_checkpoint=weights, sample_requests=policies.requests())
+    )
+    (outcome,) = report.run_checks(subject, only=["l2_requests_pass_by_pluggy"])
+    subject.close()
+    assert outcome.status == "failed"
+    assert "must not go through pluggy" in outcome.message
+
+
+# ---------------------------------------------------------------- checks and runs
+
+
+def test_how_a_check_ends() -> None:
+    def fails(subject: Any) -> None:
+        raise Failure("a rule")
+
+    def leaves(subject: Any) -> None:
+        raise NotApplicable("nothing declared")
+
+    def breaks(subject: Any) -> None:
+        raise KeyError("x")
+
+    checks = [Check(0, f.__name__, f) for f in (fails, leaves, breaks, lambda s: None)]
+    subject: Any = SimpleNamespace()
+    outcomes = [run_check(check, subject) for check in checks]
+    assert [o.status for o in outcomes] == ["failed", "not-applicable", "failed", "passed"]
+    assert [o.message for o in outcomes] == ["a rule", "nothing declared", "KeyError: 'x'", ""]
+    assert "breaks" in outcomes[2].traceback
+    assert not report.all_passed(outcomes)
+    assert not report.all_passed(outcomes[1:2])
+    assert report.all_passed(outcomes[3:])
+
+
+def test_names_and_needs_are_known() -> None:
+    names = [check.name for check in CHECKS]
+    assert len(set(names)) == len(names)
+    assert {need for check in CHECKS for need in check.needs} <= set(names)
+
+
+def test_the_pytest_plugin_is_light_and_gives_the_sandbox(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import sys\n\n"
+        "def test_sandbox(phyai_sandbox):\n"
+        "    assert 'torch' not in sys.modules\n"
+        "    phyai_sandbox.adapter('toy')\n"
+        "    answer = phyai_sandbox.ask('from phyai import plugins\\n'\n"
+        "                               'result = plugins.registered()')\n"
+        "    assert answer == ['toy']\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "phyai.testing.pytest_plugin",
+         "-p", "no:cacheprovider", str(tmp_path)],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_distribution_offers_the_pytest_plugin() -> None:
+    import tomllib
+
+    text = (Path(__file__).parents[2] / "phyai-core/pyproject.toml").read_text()
+    points = tomllib.loads(text)["project"]["entry-points"]["pytest11"]
+    assert set(points) == set(points.values()) == {"phyai.testing.pytest_plugin"}
