@@ -23,6 +23,12 @@ FULL = ("--cameras", "3", "--tokens", "200")
 SHORT = ("--cameras", "2", "--tokens", "20")
 DEPLOYED = (*SHORT, "--peer-cameras", "3", "--peer-tokens", "200")
 WORK = {"same-968": FULL, "same-532": SHORT, "deployed": DEPLOYED}
+PROMPT = ("--tokens", "24")
+MODELS = {
+    "pi0-same": ("--model", "pi0", *SHORT),
+    "groot-same-1cam": ("--model", "gr00t_n17", "--cameras", "1", *PROMPT),
+    "groot-same-2cam": ("--model", "gr00t_n17", "--cameras", "2", *PROMPT),
+}
 HALF = ("--dtype", "fp32", "--depth-fraction", "0.5")
 REFUSED = 3  # exit code of paired.py
 INT8 = "benchmarks/policies/int8.yaml"
@@ -73,10 +79,22 @@ def measurements() -> list[Measurement]:
         for name, work in WORK.items()
         if name != "deployed"
     ]  # fmt: skip
+    for dtype, depth in (("bf16", ()), ("fp32", HALF)):
+        found += [
+            Measurement(_named(name, dtype), ("--peer", "hf", *depth, *options))
+            for name, options in MODELS.items()
+        ]
+    found.append(
+        Measurement("groot-kv-cache-2cam", ("--peer", "hf-kv-cache", *MODELS["groot-same-2cam"]))
+    )
     sweep = ("bench", "--plugin", "pi05", "--preset", "full-random", *SHORT, "--batch", "1,2,4,8",
              "--repeat", "5", "--set", "config.runtime.num_threads=2")  # fmt: skip
     found.append(Measurement("curve", sweep, paired=False))
     return found
+
+
+def _named(name: str, dtype: str) -> str:
+    return name if dtype == "bf16" else f"{name}-{dtype}"
 
 
 def main() -> int:

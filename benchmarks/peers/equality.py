@@ -1,4 +1,4 @@
-"""Inputs both sides read, and whether their actions are the same."""
+"""Whether the actions of both sides are the same."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from benchmarks.peers.sizes import Sizes
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 TOLERANCE = {"bf16": 0.03, "fp32": 1e-4}
 LEAST_MOVE = 0.1
-INPUTS = ("images", "image_masks", "tokens", "token_mask", "noise")
 
 
 class OutputsDiffer(Exception):
@@ -27,22 +25,6 @@ class Equality:
     relative: float
     moved: float
     tolerance: float
-
-
-def write_inputs(path: Path, sizes: Sizes, cameras: int, tokens: int, rows: int, seed: int) -> None:
-    """Write a request of valid cameras and tokens only; names and shapes as in ``base.Batch``."""
-    random = torch.Generator().manual_seed(seed)
-    side, channels = sizes.vision.image_size, sizes.vision.num_channels
-    save_file(
-        {
-            "images": torch.rand(rows, cameras, channels, side, side, generator=random) * 2 - 1,
-            "image_masks": torch.ones(rows, cameras, dtype=torch.bool),
-            "tokens": torch.randint(1, sizes.text.vocab_size, (rows, tokens), generator=random),
-            "token_mask": torch.ones(rows, tokens, dtype=torch.bool),
-            "noise": torch.randn(rows, sizes.chunk, sizes.action_dim, generator=random),
-        },
-        path,
-    )
 
 
 def compared(

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from benchmarks.peers.replies import problem
+
 MAX_LINE_BYTES = 2**20
 CLOSE_S = 5.0
 _SHOWN_LINES = 12
@@ -62,14 +64,12 @@ class Worker:
         """Id of the session that holds the worker and whatever it starts."""
         return self._process.pid
 
-    def ask(
-        self, op: str, limit_s: float, needs: Sequence[str] = (), **fields: Any
-    ) -> dict[str, Any]:
+    def ask(self, op: str, limit_s: float, **fields: Any) -> dict[str, Any]:
         """Return the reply to one request.
 
         Raises: Declined when it says ``"refused": true``; WorkerFailed when it does not come within
-        ``limit_s``, is no JSON object, says ``"ok": false``, lacks a field of ``needs``, or when
-        the worker ends.
+        ``limit_s``, is no JSON object, says ``"ok": false``, breaks a rule of ``replies``, or
+        when the worker ends.
         """
         line = json.dumps({"op": op, **fields}) + "\n"
         assert self._process.stdin is not None
@@ -84,9 +84,8 @@ class Worker:
             kind = Declined if reply.get("refused") is True else WorkerFailed
             raise kind(f"worker {self.label} cannot {op}: {error_text}")
         del reply["ok"]
-        missing = [name for name in needs if name not in reply]
-        if missing:
-            raise self._failed(f"must answer {op!r} with {missing[0]!r}; got {sorted(reply)}")
+        if wrong := problem(op, reply):
+            raise self._failed(f"must answer {op!r} with {wrong}")
         return reply
 
     def _read_line(self, op: str, limit_s: float) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,9 +23,7 @@ class Runs(Protocol):
 
     label: str
 
-    def ask(
-        self, op: str, limit_s: float, needs: Sequence[str] = (), **fields: Any
-    ) -> dict[str, Any]: ...
+    def ask(self, op: str, limit_s: float, **fields: Any) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +88,8 @@ def measure(
     measured.probes.append(before)
     while len(measured.kept) < rules.pairs and len(measured.pairs) < rules.most:
         began = sample()
-        first = ours.ask("run", rules.run_limit_s, ("seconds",))
-        second = peer.ask("run", rules.run_limit_s, ("seconds",))
+        first = ours.ask("run", rules.run_limit_s)
+        second = peer.ask("run", rules.run_limit_s)
         ended = sample()
         after = dict(probe())
         measured.probes.append(after)

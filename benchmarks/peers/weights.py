@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from benchmarks.peers.sizes import LM_HEAD, Sizes
+from benchmarks.peers.model import Sizes
 from torch import Tensor
 
 VERSION = 1
@@ -27,13 +27,13 @@ _CHUNK = 2**20
 Say = Callable[[str], None]
 
 
-def cached_checkpoint(cache: Path, sizes: Sizes, seed: int, say: Say) -> Path:
+def cached_checkpoint(cache: Path, model: str, sizes: Sizes, seed: int, say: Say) -> Path:
     """Return the folder of the checkpoint of these sizes and this seed, written when missing.
 
     Raises: OSError when the disk has no room; nothing half-written stays under the final name.
     """
-    text = json.dumps([VERSION, seed, sizes.arch_json(), sizes.config_json()])
-    name = f"pi05-l{sizes.text.num_hidden_layers}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    text = json.dumps([VERSION, seed, *sizes.files().values()])
+    name = f"{model}-l{sizes.layers}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     folder = cache / name
     if (folder / "model.safetensors").is_file():
         return folder
@@ -56,8 +56,8 @@ def cached_checkpoint(cache: Path, sizes: Sizes, seed: int, say: Say) -> Path:
 
 
 def write_checkpoint(folder: Path, sizes: Sizes, seed: int) -> None:
-    """Write config.json, arch.json and model.safetensors, one tensor at a time."""
-    for name, data in (("config.json", sizes.config_json()), ("arch.json", sizes.arch_json())):
+    """Write model.safetensors, one tensor at a time, and the JSON files beside it."""
+    for name, data in sizes.files().items():
         (folder / name).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     named = sorted(sizes.tensors())
     header, at = {}, 0
@@ -70,14 +70,19 @@ def write_checkpoint(folder: Path, sizes: Sizes, seed: int) -> None:
     with open(folder / "model.safetensors", "wb") as file, ThreadPoolExecutor(2) as pool:
         file.write(len(text).to_bytes(8, "little") + text)
         for name, shape in named:
-            file.write(draw(name, shape, seed, pool).view(torch.int16).numpy().data)
+            values = draw(name, shape, sizes.moments(name, shape), seed, pool)
+            file.write(values.view(torch.int16).numpy().data)
 
 
 def draw(
-    name: str, shape: tuple[int, ...], seed: int, pool: ThreadPoolExecutor | None = None
+    name: str,
+    shape: tuple[int, ...],
+    moments: tuple[float, float],
+    seed: int,
+    pool: ThreadPoolExecutor | None = None,
 ) -> Tensor:
-    """Return the bfloat16 values of one tensor."""
-    mean, std = moments(name, shape)
+    """Return the bfloat16 values of one tensor of this mean and standard deviation."""
+    mean, std = moments
     values = torch.empty(math.prod(shape), dtype=torch.bfloat16)
 
     def fill(start: int) -> None:
@@ -88,23 +93,3 @@ def draw(
 
     list((pool.map if pool else map)(fill, range(0, values.numel(), _CHUNK)))
     return values.view(shape)
-
-
-def moments(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Return mean and standard deviation that keep every activation of order one.
-
-    Gates are random around zero with deviation ~0.5, so that no sub-layer is switched off.
-    """
-    if "layer_norm" in name or "post_layernorm" in name:  # the tower's: ordinary scale and bias
-        return (1.0, 0.1) if name.endswith("weight") else (0.0, 0.1)
-    if name.endswith("norm.weight"):  # decoder norms store the offset from one
-        return 0.0, 0.1
-    if name.endswith("dense.bias"):
-        return 0.0, 0.3
-    if len(shape) == 1:
-        return 0.0, 0.05
-    if "position_embedding" in name:
-        return 0.0, 0.5
-    fan_in = math.prod(shape[1:])
-    gain = 2.0 if name.startswith("time_mlp") else 1.0
-    return 0.0, gain / math.sqrt(shape[1] if name == LM_HEAD else fan_in)

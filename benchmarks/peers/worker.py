@@ -17,41 +17,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-from benchmarks.peers.base import Batch, Peer, Refused, Setup
+from benchmarks.peers.base import Peer, Refused, Setup
+from benchmarks.peers.models import model_of
 from safetensors.torch import save_file
 from torch import Tensor
 
 PROTOCOL = 1
-
-
-def peer_of(name: str, options: str) -> Peer:
-    """Return the peer of this name; imports its packages only.
-
-    Raises: Refused when they are not installed, or for an unknown name.
-    """
-    try:
-        if name == "phyai":
-            from benchmarks.peers.phyai_peer import PhyaiPeer
-
-            return PhyaiPeer(options)
-        if name in ("hf", "hf-compiled", "hf-bf16-vision"):
-            from benchmarks.peers.hf import HfPeer
-
-            return HfPeer(name)
-        if name == "openvino":
-            from benchmarks.peers.openvino import OpenVinoPeer
-
-            return OpenVinoPeer()
-        if name == "lerobot":
-            from benchmarks.peers.lerobot import LeRobotPeer
-
-            return LeRobotPeer()
-    except ImportError as error:
-        raise Refused(
-            f"peer {name!r} needs its packages in {sys.executable}; got {error}. "
-            "Install them with paired.py --setup."
-        ) from error
-    raise Refused(f"peer must be one that benchmarks/peers holds; got {name!r}.")
 
 
 def peak_rss_bytes() -> int:
@@ -63,9 +34,12 @@ def peak_rss_bytes() -> int:
 
 
 class Server:
-    """Holds the peer between two requests."""
+    """Holds the peer between two requests.
 
-    def __init__(self, make: Callable[[], Peer]) -> None:
+    make: returns the peer for the name of a model.
+    """
+
+    def __init__(self, make: Callable[[str], Peer]) -> None:
         self.make = make
         self.peer: Peer | None = None
         self.setup: Setup | None = None
@@ -82,7 +56,7 @@ class Server:
     def on_hello(self, message: dict[str, Any]) -> dict[str, Any]:
         if message.get("protocol") != PROTOCOL:
             raise Refused(f"protocol must be {PROTOCOL}; got {message.get('protocol')!r}.")
-        self.peer = self.make()
+        self.peer = self.make(message.get("model", "pi05"))
         about = self.peer.describe()
         about["versions"] = {
             "python": sys.version.split()[0],
@@ -106,9 +80,8 @@ class Server:
         if self.setup is None:
             raise Refused("inputs must follow load.")
         steps = message.get("steps", self.setup.steps)
-        batch = Batch.from_file(Path(message["path"]), steps)
         self.actions = None
-        return self._peer().inputs(batch)
+        return self._peer().inputs(Path(message["path"]), steps)
 
     def on_run(self, message: dict[str, Any]) -> dict[str, Any]:
         began = time.perf_counter()
@@ -154,7 +127,7 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     name, options = sys.argv[1], " ".join(sys.argv[2:])
-    serve(Server(lambda: peer_of(name, options)), sys.stdin, replies)
+    serve(Server(lambda model: model_of(model).peer(name, options)), sys.stdin, replies)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python fake_worker.py NAME [KEY=VALUE ...]
 
 log=FILE: append ``NAME op`` per request.  bytes=N: the estimate.  shift=X: added to the actions.
-drop=FIELD: leave it out of every reply.
+drop=FIELD: leave it out of every reply.  set=OP:FIELD=JSON: what that reply says instead.
 scale=X: actions are the noise times it (default 2).  seconds=X: what a run claims to take.
 fail=OP:HOW: at that request crash, hang, print garbage, answer with an error, or leave a child.
 """
@@ -75,6 +75,7 @@ def main() -> None:
     state: dict[str, Any] = {"name": sys.argv[1]}
     options = dict(word.split("=", 1) for word in sys.argv[2:])
     at, _, how = options.get("fail", "").partition(":")
+    wrong, _, field = options.get("set", "").partition(":")
     for line in sys.stdin:
         message = json.loads(line)
         op = message["op"]
@@ -85,6 +86,9 @@ def main() -> None:
             misbehave(how)
         fields = {"ok": True, **reply(op, message, options, state)}
         fields.pop(options.get("drop", ""), None)
+        if op == wrong:
+            name, _, value = field.partition("=")
+            fields[name] = json.loads(value)
         print(json.dumps(fields), flush=True)
         if op == "quit":
             return

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 from benchmarks import paired
-from benchmarks.peers import machine
+from benchmarks.peers import cli, machine, sides
 from benchmarks.peers.pairing import Probe
-from benchmarks.peers.sizes import Decoder, Sizes, Vision
+from benchmarks.peers.pi.sizes import Decoder, PiSizes, Vision
 from benchmarks.peers.weights import write_checkpoint
 
 FAKE = Path(__file__).with_name("fake_worker.py")
@@ -26,9 +26,9 @@ STEADY = {"matrix_flops_per_s": 1e11, "memory_bytes_per_s": 1e10}
 Run = Callable[..., int]
 
 
-def tiny_sizes() -> Sizes:
+def tiny_sizes() -> PiSizes:
     decoder = {"num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16, "vocab_size": 64}
-    return Sizes(
+    return PiSizes(
         vision=Vision(
             hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48,
             image_size=56,
@@ -229,6 +229,34 @@ def test_a_reply_without_a_field_names_it(run: Run, capsys: pytest.CaptureFixtur
     assert "worker peer must answer 'estimate' with 'bytes'; got []" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("set_to", "words"),
+    [
+        ("run:seconds=0", "'run' with 'seconds' as a finite number above 0; got 0"),
+        ("run:seconds=-1.5", "'run' with 'seconds' as a finite number above 0; got -1.5"),
+        ("run:seconds=NaN", "'run' with 'seconds' as a finite number above 0; got nan"),
+        ('run:seconds="1"', "'run' with 'seconds' as a finite number above 0; got '1'"),
+        ('run:stages={"vision":-1}', "'run' with 'stages' as an object of which every value"),
+        ("estimate:bytes=-1", "'estimate' with 'bytes' as a whole number of at least 0; got -1"),
+        (
+            "inputs:prefix_positions=0",
+            "'inputs' with 'prefix_positions' as a whole number of at least 1; got 0",
+        ),
+        (
+            "result:first_call_s=Infinity",
+            "'result' with 'first_call_s' as a finite number above 0; got inf",
+        ),
+        ("hello:name=null", "'hello' with 'name' as a text; got None"),
+    ],
+)
+def test_an_impossible_reply_is_refused(
+    run: Run, capsys: pytest.CaptureFixture[str], set_to: str, words: str
+) -> None:
+    assert run(peer={"set": set_to}) == paired.FAILED
+    assert f"worker peer must answer {words}" in capsys.readouterr().err
+    assert children() == []
+
+
 def test_a_hanging_run_ends_at_its_limit(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--first-run-limit", "0.3", peer={"fail": "run:hang"}) == paired.FAILED
     assert "worker peer must answer 'run' within 0.3 s" in capsys.readouterr().err
@@ -256,7 +284,19 @@ def test_a_command_that_does_not_exist_is_named(
         (["--pairs", "0"], "--pairs must be at least 1; got 0"),
         (["--peer-cameras", "1"], "must not be below"),
         (["--layers", "19"], r"layers must be in \[1, 18\]; got 19"),
-        (["--peer", "hff"], "--peer must be hf"),
+        (["--peer", "hff"], "--peer must be phyai, hf, .* for pi05; got 'hff'"),
+        (["--model", "pi0", "--peer", "openvino"], "for pi0; got 'openvino'"),
+        (["--model", "gr00t_n17", "--layers", "3"], r"layers must be in \[4, 16\]; got 3"),
+        (["--model", "gr00t_n17", "--peer-cameras", "3"], "must be left out for gr00t_n17"),
+        (["--max-pairs", "0"], "--max-pairs must be at least 1; got 0"),
+        (["--peer-tokens", "0"], "must not be below"),
+        (["--depth-fraction", "nan"], "--depth-fraction must be a finite number above 0; got nan"),
+        (["--tolerance", "nan"], "--tolerance must be a finite number above 0; got nan"),
+        (["--tolerance", "0"], "--tolerance must be a finite number above 0; got 0"),
+        (["--run-limit", "-1"], "--run-limit must be a finite number above 0; got -1"),
+        (["--first-run-limit", "inf"], "--first-run-limit must be a finite number above 0"),
+        (["--drift-limit", "nan"], "--drift-limit must be a finite number of at least 0"),
+        (["--foreign-limit", "-0.1"], "--foreign-limit must be a finite number of at least 0"),
     ],
 )
 def test_wrong_options(
@@ -269,14 +309,14 @@ def test_wrong_options(
 def test_a_peer_without_its_environment_says_how_to_get_it(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(paired, "ROOT", tmp_path)
+    monkeypatch.setattr(sides, "ROOT", tmp_path)
     assert run("--peer", "openvino") == paired.REFUSED
     assert "Run: python benchmarks/paired.py --setup openvino" in capsys.readouterr().err
 
 
 def test_waiting_threads_of_workers_do_not_spin() -> None:
-    args = paired.parser().parse_args(["--threads", "2"])
-    values = paired.environment_of(args)
+    args = cli.parser("").parse_args(["--threads", "2"])
+    values = sides.environment_of(args)
     assert (values["OMP_WAIT_POLICY"], values["KMP_BLOCKTIME"]) == ("PASSIVE", "0")
     assert values["OMP_NUM_THREADS"] == "2"
 

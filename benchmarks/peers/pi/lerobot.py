@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import importlib
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.peers.base import Batch, Refused, Setup, activation_bytes, weight_bytes
-from benchmarks.peers.sizes import LM_HEAD, RELEASED_LAYERS, UNUSED, Sizes
+from benchmarks.peers.base import Refused, Setup
+from benchmarks.peers.pi.batch import Batch, activation_bytes, weight_bytes
+from benchmarks.peers.pi.sizes import LM_HEAD, RELEASED_LAYERS, UNUSED, PiSizes
 from torch import Tensor
 
 EMBEDDING = "paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"
+
+
+def peer(model: str, name: str, options: str) -> LeRobotPeer:
+    return LeRobotPeer()
 
 
 class LeRobotPeer:
@@ -41,15 +47,17 @@ class LeRobotPeer:
         }
 
     def estimate(self, setup: Setup) -> int:
-        weights = weight_bytes(setup.sizes, setup.dtype, float32_vision=True)
-        heads = 2 * setup.sizes.text.vocab_size * 3072  # both unused output heads stay in memory
+        sizes = PiSizes.from_folder(setup.checkpoint)
+        weights = weight_bytes(sizes, setup.dtype, float32_vision=True)
+        heads = 2 * sizes.text.vocab_size * 3072  # both unused output heads stay in memory
         return weights + heads + activation_bytes(setup)
 
     def load(self, setup: Setup) -> dict[str, Any]:
-        if setup.sizes.text.num_hidden_layers != RELEASED_LAYERS:
+        layers = PiSizes.from_folder(setup.checkpoint).layers
+        if layers != RELEASED_LAYERS:
             raise Refused(
                 f"lerobot must be measured at all {RELEASED_LAYERS} layers; got "
-                f"{setup.sizes.text.num_hidden_layers}. Leave out --layers, or use peer hf."
+                f"{layers}. Leave out --layers, or use peer hf."
             )
         self.setup = setup
         config = self.config_class(
@@ -71,7 +79,7 @@ class LeRobotPeer:
         own = dict(self.model.named_parameters())
         left = {name for name in own if not name.startswith(UNUSED) and name != LM_HEAD}
         with safe_open(setup.checkpoint / "model.safetensors", framework="pt") as file:
-            for name, _ in Sizes.tensors(setup.sizes):
+            for name, _ in PiSizes.from_folder(setup.checkpoint).tensors():
                 target = EMBEDDING if name == LM_HEAD else name
                 if target not in own:
                     raise Refused(f"lerobot {self.version} has no parameter {target!r}.")
@@ -80,11 +88,16 @@ class LeRobotPeer:
         if left:
             raise Refused(f"lerobot {self.version} has parameters we do not fill: {min(left)!r}.")
 
-    def inputs(self, batch: Batch) -> dict[str, Any]:
+    def inputs(self, path: Path, steps: int) -> dict[str, Any]:
         assert self.setup is not None
+        batch = Batch.from_file(path, steps)
         self.batch = batch.padded(self.setup.cameras, self.setup.tokens)
         cameras, tokens = self.batch.images.shape[1], self.batch.tokens.shape[1]
-        return {"prefix_positions": self.setup.sizes.positions(cameras, tokens)}
+        return {
+            "prefix_positions": PiSizes.from_folder(self.setup.checkpoint).positions(
+                cameras, tokens
+            )
+        }
 
     def run(self) -> tuple[Tensor, dict[str, float]]:
         batch = self.batch

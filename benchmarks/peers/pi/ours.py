@@ -1,49 +1,62 @@
-"""Our side: PhyAI through its public Engine and the model request of plugin ``pi05``."""
+"""Our side of pi0 and pi0.5: PhyAI through its public Engine and the plugin's model request."""
 
 from __future__ import annotations
 
-import json
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.peers.base import Batch, Refused, Setup, activation_bytes, weight_bytes
+from benchmarks.peers.base import Refused, Setup
+from benchmarks.peers.options import engine_settings, split_options
+from benchmarks.peers.pi.batch import Batch, activation_bytes, weight_bytes
+from benchmarks.peers.pi.sizes import PiSizes
 from torch import Tensor
 
 from phyai import Engine, EngineArgs
 from phyai.engine_builder import config_from_mapping
+from phyai.models.pi0 import PI0Args, PI0Request
 from phyai.models.pi05 import PI05Args, PI05Request
 
 PRECISIONS = {"bf16": "bf16_openpi", "fp32": "fp32"}
 STAGES = {"encode/vision": "vision", "encode/prefix": "prefix", "solve": "loop"}
+CLASSES: dict[str, tuple[Any, Any]] = {
+    "pi0": (PI0Args, PI0Request),
+    "pi05": (PI05Args, PI05Request),
+}
 
 
-class PhyaiPeer:
+def peer(model: str, name: str, options: str) -> PhyaiPi:
+    return PhyaiPi(model, options)
+
+
+class PhyaiPi:
     """One engine on the CPU.
 
+    model: the plugin.
     options: settings, such as ``precision=bf16_lerobot config.runtime.graph_backend=inductor``.
-        ``config.*`` and ``kernel_policy`` are the engine's; other names are the plugin's arguments.
     """
 
-    def __init__(self, options: str = "") -> None:
-        self.options = options
+    def __init__(self, model: str, options: str = "") -> None:
+        self.model, self.options = model, options
         self.plugin, self.config = split_options(options)
+        self.args_class, self.request_class = CLASSES[model]
         self.engine: Engine | None = None
         self.setup: Setup | None = None
-        self.request: PI05Request | None = None
+        self.request: Any = None
         self.valid = 0
 
     def describe(self) -> dict[str, Any]:
         return {
             "name": "phyai",
             "versions": {name: version(name) for name in ("phyai-core", "phyai-models-pi")},
-            "computes": f"PhyAI engine, plugin pi05 {self.options}".strip(),
+            "computes": f"PhyAI engine, plugin {self.model} {self.options}".strip(),
         }
 
     def estimate(self, setup: Setup) -> int:
         wide = self._precision(setup) == "bf16_lerobot"
-        weights = weight_bytes(setup.sizes, setup.dtype, float32_vision=wide)
-        return weights + activation_bytes(setup)
+        sizes = PiSizes.from_folder(setup.checkpoint)
+        return weight_bytes(sizes, setup.dtype, float32_vision=wide) + activation_bytes(setup)
 
     def _precision(self, setup: Setup) -> str:
         return str(self.plugin.get("precision", PRECISIONS[setup.dtype]))
@@ -54,35 +67,33 @@ class PhyaiPeer:
             raise Refused(
                 f"precision must fit --dtype {setup.dtype}; got {precision!r}. Leave it out."
             )
-        config = {**self.config, "config": dict(self.config.get("config", {}))}
-        dtype = "float32" if setup.dtype == "fp32" else "bfloat16"
-        config["config"].setdefault("device", {"target": "cpu", "params_dtype": dtype})
-        runtime = dict(config["config"].get("runtime", {}))
-        config["config"]["runtime"] = {"num_threads": setup.threads, **runtime}
-        args = PI05Args(
+        args = self.args_class(
             checkpoint_dir=setup.checkpoint,
             max_batch_size=setup.rows,
             **{**self.plugin, "precision": precision},
         )
-        engine_config = config_from_mapping(config, directory=".")
-        self.engine = Engine(EngineArgs("pi05", args, engine_config))
+        config = config_from_mapping(engine_settings(self.config, setup), directory=".")
+        self.engine = Engine(EngineArgs(self.model, args, config))
         self.setup = setup
         return {"precision": precision}
 
-    def inputs(self, batch: Batch) -> dict[str, Any]:
+    def inputs(self, path: Path, steps: int) -> dict[str, Any]:
         assert self.engine is not None
         assert self.setup is not None
-        batch = batch.padded(self.setup.cameras, self.setup.tokens)
-        self.request = PI05Request(
-            pixel_values=batch.images,
-            input_ids=batch.tokens,
-            lang_lens=batch.token_mask.sum(1),
-            noise=batch.noise,
-            image_masks=batch.image_masks,
-            num_steps=batch.steps,
-        )
-        sizes = self.setup.sizes
-        valid = batch.image_masks.sum(1) * sizes.vision.patches + batch.token_mask.sum(1)
+        batch = Batch.from_file(path, steps).padded(self.setup.cameras, self.setup.tokens)
+        fields: dict[str, Any] = {
+            "pixel_values": batch.images,
+            "input_ids": batch.tokens,
+            "lang_lens": batch.token_mask.sum(1),
+            "noise": batch.noise,
+            "image_masks": batch.image_masks,
+            "num_steps": batch.steps,
+        }
+        if batch.state is not None:
+            fields["state"] = batch.state
+        self.request = self.request_class(**fields)
+        patches = PiSizes.from_folder(self.setup.checkpoint).vision.patches
+        valid = batch.image_masks.sum(1) * patches + batch.token_mask.sum(1)
         self.valid = int(valid.sum())
         return {"prefix_positions": int(valid.max())}
 
@@ -104,26 +115,3 @@ class PhyaiPeer:
                 f"our side must compute the {self.valid} valid prefix positions; it computed "
                 f"{computed}. Report the difference as a bug."
             )
-
-
-def split_options(options: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the plugin's arguments and the engine's settings of ``name=value`` words.
-
-    A value is JSON where it reads as JSON, else text. Raises: Refused for a word without ``=``.
-    """
-    plugin: dict[str, Any] = {}
-    engine: dict[str, Any] = {}
-    for word in options.split():
-        name, equals, text = word.partition("=")
-        if not equals:
-            raise Refused(f"options of our side must be name=value; got {word!r}.")
-        try:
-            value = json.loads(text)
-        except ValueError:
-            value = text
-        parts = name.split(".")
-        table = engine if parts[0] in ("config", "kernel_policy") else plugin
-        for part in parts[:-1]:
-            table = table.setdefault(part, {})
-        table[parts[-1]] = value
-    return plugin, engine

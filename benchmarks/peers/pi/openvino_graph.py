@@ -1,4 +1,4 @@
-"""The network of ``hf_model`` as one graph for OpenVINO, the Euler steps unrolled.
+"""The network of ``hf_network`` as one graph for OpenVINO, the Euler steps unrolled.
 
 What is constant for a fixed number of steps is a constant of the graph: the time grid, the adaRMS
 modulations, the rotary tables. Without padding there is no mask. So OpenVINO gets less to compute
@@ -8,7 +8,7 @@ than the eager peer, never more.
 from __future__ import annotations
 
 import torch
-from benchmarks.peers.hf_model import (
+from benchmarks.peers.pi.hf_network import (
     AdaptiveNorm,
     KeysValues,
     OfficialPi05,
@@ -47,7 +47,7 @@ class OneGraph(nn.Module):
         model.expert.norm = nn.Identity()
 
     def forward(self, images: Tensor, tokens: Tensor, noise: Tensor, *masks: Tensor) -> Tensor:
-        """See ``base.Batch`` for shapes; masks: image_masks and token_mask when padded."""
+        """See ``batch.Batch`` for shapes; masks: image_masks and token_mask when padded."""
         model, valid = self.model, None
         features = model.embed_images(images)
         words = model.embedding(tokens) * model.sizes.text.hidden_size**0.5

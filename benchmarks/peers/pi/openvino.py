@@ -3,7 +3,7 @@
 The export runs in a process of its own and its IR is kept in the cache folder, so that this
 process holds, and its peak RSS counts, the compiled network alone.
 
-    python -m benchmarks.peers.openvino CHECKPOINT IR DTYPE CAMERAS TOKENS ROWS STEPS PADDED
+    python -m benchmarks.peers.pi.openvino CHECKPOINT IR DTYPE CAMERAS TOKENS ROWS STEPS PADDED
 """
 
 from __future__ import annotations
@@ -19,16 +19,22 @@ from typing import Any
 import numpy as np
 import openvino as ov  # type: ignore[import-not-found]
 import torch
-from benchmarks.peers import hf_model, openvino_graph
-from benchmarks.peers.base import Batch, Refused, Setup, activation_bytes, weight_bytes
-from benchmarks.peers.hf_load import load
-from benchmarks.peers.openvino_graph import OneGraph
-from benchmarks.peers.sizes import Sizes
+from benchmarks.peers.base import Refused, Setup
+from benchmarks.peers.pi import hf_network, openvino_graph
+from benchmarks.peers.pi.batch import Batch, activation_bytes, weight_bytes
+from benchmarks.peers.pi.hf_load import load
+from benchmarks.peers.pi.hf_network import OfficialPi05
+from benchmarks.peers.pi.openvino_graph import OneGraph
+from benchmarks.peers.pi.sizes import PiSizes
 from safetensors import safe_open
 from torch import Tensor
 
 EXPORT_LIMIT_S = 3600.0
 HINTS = {"bf16": "bf16", "fp32": "f32"}
+
+
+def peer(model: str, name: str, options: str) -> OpenVinoPeer:
+    return OpenVinoPeer()
 
 
 class OpenVinoPeer:
@@ -49,7 +55,9 @@ class OpenVinoPeer:
 
     def estimate(self, setup: Setup) -> int:
         # The IR and what the plug-in packs of it are both alive while it compiles, and after.
-        weights = weight_bytes(setup.sizes, setup.dtype, float32_vision=False)
+        weights = weight_bytes(
+            PiSizes.from_folder(setup.checkpoint), setup.dtype, float32_vision=False
+        )
         return 2 * weights + activation_bytes(setup)
 
     def load(self, setup: Setup) -> dict[str, Any]:
@@ -64,10 +72,10 @@ class OpenVinoPeer:
         self.setup = setup
         return {"capabilities": list(able)}
 
-    def inputs(self, batch: Batch) -> dict[str, Any]:
+    def inputs(self, path: Path, steps: int) -> dict[str, Any]:
         setup = self.setup
         assert setup is not None
-        batch = batch.padded(setup.cameras, setup.tokens)
+        batch = Batch.from_file(path, steps).padded(setup.cameras, setup.tokens)
         if batch.steps != setup.steps or batch.images.shape[0] != setup.rows:
             raise Refused(
                 f"openvino is compiled for {setup.rows} rows and {setup.steps} steps; "
@@ -81,7 +89,7 @@ class OpenVinoPeer:
         if self.padded:
             tensors += [batch.image_masks, batch.token_mask]
         self.feeds = [tensor.numpy() for tensor in tensors]
-        positions = setup.sizes.positions(setup.cameras, setup.tokens)
+        positions = PiSizes.from_folder(setup.checkpoint).positions(setup.cameras, setup.tokens)
         return {"prefix_positions": positions, **facts}
 
     def _compile(self, setup: Setup, padded: bool) -> dict[str, Any]:
@@ -129,7 +137,7 @@ def execution_types(compiled: Any) -> dict[str, int]:
 
 def exported(setup: Setup, padded: bool) -> Path:
     """Return the IR of this shape, exported by another process when it is not there yet."""
-    source = b"".join(Path(str(m.__file__)).read_bytes() for m in (hf_model, openvino_graph))
+    source = b"".join(Path(str(m.__file__)).read_bytes() for m in (hf_network, openvino_graph))
     weights = (setup.checkpoint / "model.safetensors").resolve()
     facts = f"{weights} {weights.stat().st_size} {weights.stat().st_mtime_ns} {ov.__version__}"
     version = hashlib.sha256(source + facts.encode()).hexdigest()[:12]
@@ -137,7 +145,7 @@ def exported(setup: Setup, padded: bool) -> Path:
     name = f"openvino-{setup.dtype}-{'-'.join(map(str, shape))}-{version}.xml"
     ir = (setup.cache or setup.checkpoint) / name
     if not ir.is_file():
-        command = [sys.executable, "-m", "benchmarks.peers.openvino", setup.checkpoint, ir]
+        command = [sys.executable, "-m", "benchmarks.peers.pi.openvino", setup.checkpoint, ir]
         command += [setup.dtype, *shape]
         done = subprocess.run(
             list(map(str, command)), stdout=sys.stderr, timeout=EXPORT_LIMIT_S, check=False
@@ -156,8 +164,9 @@ def export(
     For bf16 all constants become float16: the weights, being bfloat16, keep their values, and the
     computed tables three bits more than bfloat16 has. For fp32 nothing is rounded.
     """
-    sizes = Sizes.from_folder(checkpoint)
+    sizes = PiSizes.from_folder(checkpoint)
     model = load(checkpoint, "fp32", attention="sdpa")
+    assert isinstance(model, OfficialPi05)
     graph = OneGraph(model, steps, sizes.positions(cameras, tokens), padded=padded).eval()
     size = sizes.vision.image_size
     example: tuple[Tensor, ...] = (

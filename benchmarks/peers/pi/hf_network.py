@@ -1,8 +1,9 @@
-"""The official wiring of pi0.5, coded anew from its mathematics on the modules of transformers.
+"""The official wiring of pi0 and pi0.5, coded from its mathematics on the modules of transformers.
 
 One network serves the eager and compiled peers and the OpenVINO export. It does what the official
 code does each time it does it: masks are built per call, K/V heads are repeated, the last language
-layer runs whole, the time MLP and all adaRMS projections run in every step.
+layer runs whole; the time MLP, all adaRMS projections (pi0.5), the state token and the MLP over
+action and time (pi0) run in every step.
 
 Dtypes. fp32: everything. bf16, as LeRobot 0.6.1 ships it: token embedding and all linears of the
 two decoder stacks bfloat16; vision tower, projector, norms, adaRMS projections and heads float32.
@@ -17,7 +18,15 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from benchmarks.peers.sizes import EXPERT, LANGUAGE, LM_HEAD, PROJECTOR, TOWER, Decoder, Sizes
+from benchmarks.peers.pi.sizes import (
+    EXPERT,
+    LANGUAGE,
+    LM_HEAD,
+    PROJECTOR,
+    TOWER,
+    Decoder,
+    PiSizes,
+)
 from torch import Tensor, nn
 from torch.nn.functional import silu
 from transformers import GemmaConfig, SiglipVisionConfig  # type: ignore[import-not-found]
@@ -100,6 +109,8 @@ class AdaptiveNorm(nn.Module):
 
 
 class LanguageLayer(nn.Module):
+    """A layer with ordinary norms; pi0's expert has the same, so ``cond`` is taken and not read."""
+
     def __init__(self, config: Any, index: int) -> None:
         super().__init__()
         self.self_attn = GemmaAttention(config, index)
@@ -107,14 +118,23 @@ class LanguageLayer(nn.Module):
         self.input_layernorm = GemmaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = GemmaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def forward(self, x: Tensor, rope: Any, mask: Tensor | None, cache: PrefixCache) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        rope: Any,
+        mask: Tensor | None,
+        cache: PrefixCache,
+        cond: Tensor | None = None,
+    ) -> Tensor:
         normal = self.input_layernorm(x)
         x = x + self.self_attn(normal, rope, mask, cache)[0]
         y: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return y
 
 
-class ExpertLayer(nn.Module):
+class AdaptiveLayer(nn.Module):
+    """A layer of pi0.5's expert."""
+
     def __init__(self, config: Any, index: int) -> None:
         super().__init__()
         self.self_attn = GemmaAttention(config, index)
@@ -123,7 +143,7 @@ class ExpertLayer(nn.Module):
         self.post_attention_layernorm = AdaptiveNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(
-        self, x: Tensor, cond: Tensor, rope: Any, mask: Tensor | None, cache: PrefixCache
+        self, x: Tensor, rope: Any, mask: Tensor | None, cache: PrefixCache, cond: Tensor
     ) -> Tensor:
         normal, gate = self.input_layernorm(x, cond)
         x = x + gate * self.self_attn(normal, rope, mask, cache)[0]
@@ -144,13 +164,13 @@ class Stack(nn.Module):
         self.norm = norm
 
 
-class OfficialPi05(nn.Module):
-    """The network; build it with ``hf_load.load``.
+class OfficialPi(nn.Module):
+    """What both networks share; build one with ``hf_load.load``.
 
     attention: ``eager`` as the official code sets it for the decoders, or ``sdpa`` for an export.
     """
 
-    def __init__(self, sizes: Sizes, attention: str = "eager") -> None:
+    def __init__(self, sizes: PiSizes, attention: str = "eager") -> None:
         super().__init__()
         text, expert = _gemma(sizes.text, attention), _gemma(sizes.expert, attention)
         self.sizes = sizes
@@ -163,15 +183,17 @@ class OfficialPi05(nn.Module):
             GemmaRMSNorm(text.hidden_size, eps=text.rms_norm_eps),
         )
         width = sizes.expert.hidden_size
-        self.expert = Stack(
-            (ExpertLayer(expert, i) for i in depth), AdaptiveNorm(width, expert.rms_norm_eps)
-        )
+        self.expert = Stack((self.expert_layer(expert, i) for i in depth), self.last_norm(expert))
         self.action_in_proj = nn.Linear(sizes.action_dim, width)
         self.action_out_proj = nn.Linear(width, sizes.action_dim)
-        self.time_mlp_in = nn.Linear(width, width)
-        self.time_mlp_out = nn.Linear(width, width)
         for layer in (*self.language.layers, *self.expert.layers):
             layer.self_attn.is_causal = False  # read only where no mask is given
+
+    def expert_layer(self, config: Any, index: int) -> nn.Module:
+        raise NotImplementedError
+
+    def last_norm(self, config: Any) -> nn.Module:
+        raise NotImplementedError
 
     def build_rotary(self) -> None:
         """Make the rotary table; it is computed, so it cannot wait on the meta device."""
@@ -211,27 +233,79 @@ class OfficialPi05(nn.Module):
         self.language.norm(x)  # the official forward returns it; nobody reads it here
         return cache.layers, valid
 
-    def denoise(self, noise: Tensor, prefix: KeysValues, valid: Tensor, steps: int) -> Tensor:
+    def denoise(
+        self,
+        noise: Tensor,
+        prefix: KeysValues,
+        valid: Tensor,
+        steps: int,
+        state: Tensor | None = None,
+    ) -> Tensor:
         """Return the actions [B, T, A] float32 after ``steps`` Euler steps from the noise."""
         x, dt = noise, -1.0 / steps
         for k in range(steps):
             time = torch.tensor(1.0 + k * dt, dtype=torch.float32).expand(noise.shape[0])
-            x = x + dt * self.velocity(x, time, prefix, valid)
+            x = x + dt * self.velocity(x, time, prefix, valid, state)
         return x
 
-    def velocity(self, x: Tensor, time: Tensor, prefix: KeysValues, valid: Tensor) -> Tensor:
-        """Return v(x, t); x [B, T, A] float32, time [B] float32."""
-        rows, chunk = x.shape[:2]
-        cond = self.condition(time)
-        own = torch.ones(rows, chunk, dtype=torch.bool, device=x.device)
-        seen = torch.cat([valid, own], dim=1)
-        mask = additive(seen[:, None, :].expand(rows, chunk, -1))
-        hidden = self.action_in_proj(x).to(self.stack_dtype)
-        positions = valid.sum(1, keepdim=True) + own.cumsum(1) - 1
+    def velocity(
+        self, x: Tensor, time: Tensor, prefix: KeysValues, valid: Tensor, state: Tensor | None
+    ) -> Tensor:
+        """Return v(x, t); x [B, T, A] float32, time [B] float32, state [B, D] float32 (pi0)."""
+        raise NotImplementedError
+
+    def run_expert(
+        self, suffix: Tensor, cond: Tensor | None, blocks: Tensor, prefix: KeysValues, valid: Tensor
+    ) -> Tensor:
+        """Return the expert's hidden states [B, n, W] before its final norm.
+
+        suffix [B, n, W]; blocks int [n]: a position sees the positions of no later block.
+        """
+        rows, length = suffix.shape[:2]
+        own = blocks[None, :] <= blocks[:, None]
+        seen = torch.cat(
+            [valid[:, None, :].expand(rows, length, -1), own.expand(rows, -1, -1)], dim=2
+        )
+        mask = additive(seen)
+        hidden = suffix.to(self.stack_dtype)
+        positions = valid.sum(1, keepdim=True) + torch.arange(length, device=suffix.device)
         rope = self.rotary(hidden, positions)
         cache = PrefixCache(prefix)
         for layer in self.expert.layers:
-            hidden = layer(hidden, cond, rope, mask, cache)
+            hidden = layer(hidden, rope, mask, cache, cond)
+        return hidden
+
+    def forward(
+        self, images: Tensor, image_masks: Tensor, tokens: Tensor, token_mask: Tensor,
+        noise: Tensor, steps: int, state: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Return the actions of one request; see ``batch.Batch`` for the shapes."""
+        features = self.embed_images(images)
+        prefix, valid = self.prefill(features, image_masks, tokens, token_mask)
+        return self.denoise(noise, prefix, valid, steps, state)
+
+
+class OfficialPi05(OfficialPi):
+    """The noise level conditions every norm of the expert."""
+
+    def __init__(self, sizes: PiSizes, attention: str = "eager") -> None:
+        super().__init__(sizes, attention)
+        width = sizes.expert.hidden_size
+        self.time_mlp_in = nn.Linear(width, width)
+        self.time_mlp_out = nn.Linear(width, width)
+
+    def expert_layer(self, config: Any, index: int) -> nn.Module:
+        return AdaptiveLayer(config, index)
+
+    def last_norm(self, config: Any) -> nn.Module:
+        return AdaptiveNorm(config.hidden_size, config.rms_norm_eps)
+
+    def velocity(
+        self, x: Tensor, time: Tensor, prefix: KeysValues, valid: Tensor, state: Tensor | None
+    ) -> Tensor:
+        cond = self.condition(time)
+        blocks = torch.zeros(x.shape[1], dtype=torch.int64, device=x.device)
+        hidden = self.run_expert(self.action_in_proj(x), cond, blocks, prefix, valid)
         hidden, _ = self.expert.norm(hidden, cond)
         v: Tensor = self.action_out_proj(hidden.float())
         return v
@@ -241,14 +315,40 @@ class OfficialPi05(nn.Module):
         embedded = time_embedding(time, self.time_mlp_in.in_features, self.sizes)
         return silu(self.time_mlp_out(silu(self.time_mlp_in(embedded))))
 
-    def forward(
-        self, images: Tensor, image_masks: Tensor, tokens: Tensor, token_mask: Tensor,
-        noise: Tensor, steps: int,
-    ) -> Tensor:  # fmt: skip
-        """Return the actions of one request; see ``base.Batch`` for the shapes."""
-        features = self.embed_images(images)
-        prefix, valid = self.prefill(features, image_masks, tokens, token_mask)
-        return self.denoise(noise, prefix, valid, steps)
+
+class OfficialPi0(OfficialPi):
+    """The noise level is mixed into every action; a state token stands before them."""
+
+    def __init__(self, sizes: PiSizes, attention: str = "eager") -> None:
+        super().__init__(sizes, attention)
+        width = sizes.expert.hidden_size
+        self.state_proj = nn.Linear(sizes.state_dim, width)
+        self.action_time_mlp_in = nn.Linear(2 * width, width)
+        self.action_time_mlp_out = nn.Linear(width, width)
+
+    def expert_layer(self, config: Any, index: int) -> nn.Module:
+        return LanguageLayer(config, index)
+
+    def last_norm(self, config: Any) -> nn.Module:
+        return GemmaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def velocity(
+        self, x: Tensor, time: Tensor, prefix: KeysValues, valid: Tensor, state: Tensor | None
+    ) -> Tensor:
+        assert state is not None
+        chunk, width = x.shape[1], self.sizes.expert.hidden_size
+        level = time_embedding(time, width, self.sizes)[:, None].expand(-1, chunk, -1)
+        mixed = self.action_time_mlp_in(torch.cat([self.action_in_proj(x), level], dim=2))
+        actions = self.action_time_mlp_out(silu(mixed))
+        suffix = torch.cat([self.state_proj(state)[:, None], actions], dim=1)
+        blocks = torch.ones(1 + chunk, dtype=torch.int64, device=x.device)
+        blocks[0] = 0  # the state sees itself, the actions see all
+        hidden = self.expert.norm(self.run_expert(suffix, None, blocks, prefix, valid))
+        v: Tensor = self.action_out_proj(hidden[:, -chunk:].float())
+        return v
+
+
+NETWORKS: dict[str, type[OfficialPi]] = {"pi0": OfficialPi0, "pi05": OfficialPi05}
 
 
 def additive(allowed: Tensor) -> Tensor:
@@ -256,7 +356,7 @@ def additive(allowed: Tensor) -> Tensor:
     return torch.where(allowed[:, None], 0.0, MASKED)
 
 
-def time_embedding(time: Tensor, width: int, sizes: Sizes) -> Tensor:
+def time_embedding(time: Tensor, width: int, sizes: PiSizes) -> Tensor:
     """Return sines, then cosines, [B, width] float32; computed in float64 as the official code."""
     fraction = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device=time.device)
     period = sizes.min_period * (sizes.max_period / sizes.min_period) ** fraction
@@ -282,7 +382,7 @@ def _gemma(d: Decoder, attention: str) -> Any:
     return config
 
 
-def _siglip(sizes: Sizes) -> Any:
+def _siglip(sizes: PiSizes) -> Any:
     v = sizes.vision
     config = SiglipVisionConfig(
         hidden_size=v.hidden_size,

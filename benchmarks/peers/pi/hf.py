@@ -1,14 +1,17 @@
-"""Peer ``hf``: the official wiring on transformers' modules, eager; compiled; bf16 vision."""
+"""Peers ``hf``: the official wiring on transformers' modules, eager; compiled; bf16 vision."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers  # type: ignore[import-not-found]
-from benchmarks.peers.base import Batch, Refused, Setup, Stages, activation_bytes, weight_bytes
-from benchmarks.peers.hf_load import load
-from benchmarks.peers.hf_model import OfficialPi05
+from benchmarks.peers.base import Refused, Setup, Stages
+from benchmarks.peers.pi.batch import Batch, activation_bytes, weight_bytes
+from benchmarks.peers.pi.hf_load import load
+from benchmarks.peers.pi.hf_network import OfficialPi
+from benchmarks.peers.pi.sizes import PiSizes
 from torch import Tensor
 
 COMPUTES = {
@@ -18,12 +21,16 @@ COMPUTES = {
 }
 
 
+def peer(model: str, name: str, options: str) -> HfPeer:
+    return HfPeer(name)
+
+
 class HfPeer:
     """One variant of the official wiring."""
 
     def __init__(self, variant: str) -> None:
         self.variant = variant
-        self.model: OfficialPi05 | None = None
+        self.model: OfficialPi | None = None
         self.batch: Batch | None = None
         self.setup: Setup | None = None
 
@@ -37,7 +44,9 @@ class HfPeer:
     def estimate(self, setup: Setup) -> int:
         wide = self.variant != "hf-bf16-vision"
         compiler = 2**30 if self.variant == "hf-compiled" else 0
-        weights = weight_bytes(setup.sizes, setup.dtype, float32_vision=wide)
+        weights = weight_bytes(
+            PiSizes.from_folder(setup.checkpoint), setup.dtype, float32_vision=wide
+        )
         return weights + activation_bytes(setup) + compiler
 
     def load(self, setup: Setup) -> dict[str, Any]:
@@ -53,12 +62,13 @@ class HfPeer:
         vision = self.model.projector.weight.dtype
         return {"stack_dtype": str(self.model.stack_dtype), "vision_dtype": str(vision)}
 
-    def inputs(self, batch: Batch) -> dict[str, Any]:
+    def inputs(self, path: Path, steps: int) -> dict[str, Any]:
         assert self.setup is not None
         assert self.model is not None
+        batch = Batch.from_file(path, steps)
         self.batch = batch.padded(self.setup.cameras, self.setup.tokens)
-        cameras, tokens = self.batch.images.shape[1], self.batch.tokens.shape[1]
-        return {"prefix_positions": self.model.sizes.positions(cameras, tokens)}
+        positions = self.model.sizes.positions(self.setup.cameras, self.setup.tokens)
+        return {"prefix_positions": positions}
 
     def run(self) -> tuple[Tensor, dict[str, float]]:
         model, batch = self.model, self.batch
@@ -68,7 +78,7 @@ class HfPeer:
             if self.variant == "hf-compiled":
                 actions = model(
                     batch.images, batch.image_masks, batch.tokens, batch.token_mask, batch.noise,
-                    batch.steps,
+                    batch.steps, batch.state,
                 )  # fmt: skip
                 return actions, {}
             stage = Stages()
@@ -79,5 +89,5 @@ class HfPeer:
                     features, batch.image_masks, batch.tokens, batch.token_mask
                 )
             with stage("loop"):
-                actions = model.denoise(batch.noise, prefix, valid, batch.steps)
+                actions = model.denoise(batch.noise, prefix, valid, batch.steps, batch.state)
         return actions, stage.seconds

@@ -1,0 +1,1 @@
+"""pi0 and pi0.5: sizes and weights, our side, and the peers that compute them."""

@@ -1,0 +1,297 @@
+"""The models that can be paired: released sizes, random weights, requests, golden actions."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks import paired
+from benchmarks.peers import sides
+from benchmarks.peers.groot.batch import Batch as GrootBatch
+from benchmarks.peers.groot.sizes import BACKBONE_FILE, GrootSizes
+from benchmarks.peers.model import Sizes
+from benchmarks.peers.models import MODELS
+from benchmarks.peers.pairing import Probe
+from benchmarks.peers.pi.batch import Batch as PiBatch
+from benchmarks.peers.pi.sizes import Decoder, PiSizes, Vision
+from benchmarks.peers.weights import cached_checkpoint, draw, write_checkpoint
+from safetensors.torch import load_file, save_file
+
+from phyai.models.pi.config import PiConfig
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests/golden"
+GROOT_GOLDEN = GOLDEN / "groot"
+# Released files hold more: pi's unused output head of the expert; GR00T's output head, final norm.
+RELEASED = {
+    "pi05": (812 - 1, 3.617e9 - 263.32e6),
+    "pi0": (777 - 1, 3.50e9 - 263.32e6),
+    "gr00t_n17": (1031 - 2, 3.1425e9),
+}
+PARTS = {  # millions of parameters
+    "backbone.model.model.visual.": 407.0,
+    "backbone.model.model.language_model.layers.": 805.4,
+    "backbone.model.model.language_model.embed_tokens.": 311.2,
+    "action_head.model.": 1091.7,
+    "action_head.vl_self_attention.": 201.4,
+    "action_head.action_encoder.": 233.1,
+    "action_head.state_encoder.": 54.7,
+    "action_head.action_decoder.": 37.9,
+}
+
+
+def small_pi(model: str = "pi05") -> PiSizes:
+    decoder = {"num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16, "vocab_size": 64}
+    small = PiSizes(
+        vision=Vision(
+            hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,
+            image_size=56,
+        ),
+        text=Decoder(hidden_size=48, intermediate_size=64, **decoder),
+        expert=Decoder(hidden_size=32, intermediate_size=64, **decoder),
+        chunk=6, action_dim=8, state_dim=5,
+    )  # fmt: skip
+    return dataclasses.replace(small, model=model)
+
+
+def small_groot() -> GrootSizes:
+    whole = GrootSizes.of_depth(4)
+    config, backbone = dict(whole.config), dict(whole.backbone)
+    config |= {
+        "backbone_embedding_dim": 64, "hidden_size": 40, "input_embedding_dim": 48,
+        "max_state_dim": 12, "max_action_dim": 10, "action_horizon": 8, "max_num_embodiments": 6,
+        "max_seq_len": 32,
+        "diffusion_model_cfg": {**config["diffusion_model_cfg"], "num_attention_heads": 4,
+                                "attention_head_dim": 12, "output_dim": 40},
+        "vl_self_attention_cfg": {**config["vl_self_attention_cfg"], "num_attention_heads": 4,
+                                  "attention_head_dim": 16},
+    }  # fmt: skip
+    backbone |= {
+        "image_token_id": 261, "video_token_id": 262, "vision_start_token_id": 259,
+        "vision_end_token_id": 260,
+        "text_config": {**backbone["text_config"], "head_dim": 16, "hidden_size": 64,
+                        "intermediate_size": 96, "num_attention_heads": 4,
+                        "num_key_value_heads": 2, "pad_token_id": 256, "vocab_size": 288,
+                        "rope_scaling": {"mrope_interleaved": True, "mrope_section": [4, 2, 2],
+                                         "rope_type": "default"}},
+        "vision_config": {**backbone["vision_config"], "hidden_size": 32, "num_heads": 4,
+                          "intermediate_size": 48, "num_position_embeddings": 64,
+                          "out_hidden_size": 64},
+    }  # fmt: skip
+    return GrootSizes(config, backbone)
+
+
+SMALL: dict[str, Sizes] = {
+    "pi05": small_pi(),
+    "pi0": small_pi("pi0"),
+    "gr00t_n17": small_groot(),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_released_sizes_have_the_released_tensors(name: str) -> None:
+    model = MODELS[name]
+    named = dict(model.of_depth(model.released_layers).tensors())
+    tensors, parameters = RELEASED[name]
+    assert len(named) == tensors
+    assert sum(map(math.prod, named.values())) == pytest.approx(parameters, rel=2e-3)
+
+
+def test_the_parts_of_gr00t_have_the_published_parameters() -> None:
+    named = dict(GrootSizes.of_depth(16).tensors())
+    for part, millions in PARTS.items():
+        found = sum(math.prod(shape) for key, shape in named.items() if key.startswith(part))
+        assert found / 1e6 == pytest.approx(millions, abs=0.06), part
+
+
+def test_positions() -> None:
+    assert PiSizes().positions(3, 200) == 968
+    assert PiSizes().positions(2, 20) == 532
+    assert GrootSizes.of_depth(16).positions(2, 24) == 156
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_half_depth_cuts_every_stack(name: str) -> None:
+    model = MODELS[name]
+    half = model.of_depth(model.released_layers // 2)
+    assert half.layers == model.released_layers // 2
+    if isinstance(half, GrootSizes):
+        assert half.vision_layers == 12
+        assert half.vision["deepstack_visual_indexes"] == [2, 5, 8]
+        assert (half.dit["num_layers"], half.vlsa["num_layers"]) == (16, 2)
+    else:
+        assert isinstance(half, PiSizes)
+        assert (half.vision_layers, half.expert.num_hidden_layers) == (14, 9)
+
+
+def test_the_least_depth_of_gr00t_keeps_three_taps_in_order() -> None:
+    least = GrootSizes.of_depth(MODELS["gr00t_n17"].least_layers)
+    taps = least.vision["deepstack_visual_indexes"]
+    assert taps == sorted(set(taps))
+    assert taps[-1] < least.vision_layers
+    assert least.dit["num_layers"] % 4 == 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_sizes_survive_the_files(name: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, SMALL[name], seed=0)
+    assert MODELS[name].from_folder(tmp_path) == SMALL[name]
+
+
+def test_the_files_are_those_of_the_released_layout(tmp_path: Path) -> None:
+    for name in ("pi0", "pi05"):
+        write_checkpoint(tmp_path, SMALL[name], seed=0)
+        config = PiConfig.from_folder(tmp_path, name)  # type: ignore[arg-type]
+        assert (config.chunk_size, config.num_cameras, config.text.hidden_size) == (6, 3, 48)
+        assert config.max_state_dim == 5
+    write_checkpoint(tmp_path, SMALL["gr00t_n17"], seed=0)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "Gr00tN1d7"
+    assert json.loads((tmp_path / BACKBONE_FILE).read_text())["model_type"] == "qwen3_vl"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_are_named_distinct_and_reproducible(name: str, tmp_path: Path) -> None:
+    sizes = SMALL[name]
+    write_checkpoint(tmp_path, sizes, seed=5)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert stored.keys() == dict(sizes.tensors()).keys()
+    for key, tensor in stored.items():
+        mean, std = sizes.moments(key, tuple(tensor.shape))
+        assert torch.equal(tensor, draw(key, tuple(tensor.shape), (mean, std), 5)), key
+        assert float(tensor.float().sub(mean).std()) == pytest.approx(std, rel=0.6), key
+    shapes: dict[torch.Size, list[torch.Tensor]] = {}
+    for tensor in stored.values():
+        shapes.setdefault(tensor.shape, []).append(tensor)
+    for same in shapes.values():
+        for a, b in itertools.combinations(same, 2):
+            assert not torch.equal(a, b)
+
+
+def test_another_seed_gives_other_weights() -> None:
+    assert not torch.equal(draw("a", (64,), (0.0, 1.0), 5), draw("a", (64,), (0.0, 1.0), 6))
+
+
+def test_chunks_of_a_large_tensor_differ() -> None:
+    halves = draw("a.weight", (2, 2**20), (0.0, 1.0), 0)
+    assert not torch.equal(halves[0], halves[1])
+
+
+def test_cache_is_filled_once_and_keyed_by_model_seed_and_sizes(tmp_path: Path) -> None:
+    said: list[str] = []
+    first = cached_checkpoint(tmp_path, "pi05", small_pi(), 0, said.append)
+    assert cached_checkpoint(tmp_path, "pi05", small_pi(), 0, said.append) == first
+    assert len(said) == 1
+    others = [
+        cached_checkpoint(tmp_path, "pi05", small_pi(), 1, said.append),
+        cached_checkpoint(tmp_path, "pi0", small_pi("pi0"), 0, said.append),
+    ]
+    assert len({first, *others}) == 3
+    assert all(not path.name.startswith(".writing") for path in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_requests_are_valid_distinct_and_of_the_size_asked_for(name: str, tmp_path: Path) -> None:
+    inputs = SMALL[name].inputs(2, 7, 3, torch.Generator().manual_seed(1))
+    path = tmp_path / "inputs.safetensors"
+    save_file(inputs, path)
+    positions = SMALL[name].positions(2, 7)
+    if name == "gr00t_n17":
+        batch = GrootBatch.from_file(path, 4)
+        assert batch.positions == positions == batch.input_ids.shape[1]
+        images = batch.input_ids == 261
+        assert images.sum(1).tolist() == [2 * 64] * 3
+        assert batch.pixel_values.shape == (3 * 2 * 256, 1536)
+        assert batch.image_grid_thw.tolist() == [[1, 16, 16]] * 6
+        frames = batch.pixel_values.view(-1, 3, 2, 256)
+        assert torch.equal(frames[:, :, 0], frames[:, :, 1])
+        assert batch.embodiment_id.tolist() == [2, 3, 4]
+        assert not torch.equal(batch.input_ids[0], batch.input_ids[1])
+    else:
+        plain = PiBatch.from_file(path, 10)
+        assert plain.unpadded
+        assert plain.images.shape[1] * 16 + plain.tokens.shape[1] == positions
+        assert (plain.state is None) == (name == "pi05")
+    assert inputs["noise"].shape[0] == 3
+
+
+# ------------------------------------------------------------ our side and the peers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pi05", "pi0"])
+def test_our_side_measures_itself_padded_and_unpadded(name: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, SMALL[name], seed=0)
+    worker = shlex.join([sys.executable, "-m", "benchmarks.peers.worker", "phyai"])
+    saved = tmp_path / "report.json"
+
+    def steady(threads: int) -> Probe:
+        return lambda: {"matrix_flops_per_s": 1.0}
+
+    code = paired.run(
+        ["--model", name, "--peer", f"command:{worker}", "--checkpoint", str(tmp_path),
+         "--dtype", "fp32", "--cameras", "2", "--tokens", "5", "--peer-cameras", "3",
+         "--peer-tokens", "9", "--pairs", "2", "--threads", "1", "--foreign-limit", "99",
+         "--weights-cache", str(tmp_path), "--save", str(saved)],
+        steady,
+    )  # fmt: skip
+    assert code == 0
+    found = json.loads(saved.read_text())
+    assert 0 <= found["equality"]["relative"] < 1e-5
+    assert found["ours"]["threads"] == 1
+    assert found["result"]["ours_stages_s"].keys() == {"vision", "prefix", "loop"}
+    assert found["ours"]["peak_rss_bytes"] > 2**26
+    assert found["ours"]["prefix_positions"] == 2 * 16 + 5
+    assert found["request"]["model"] == name
+
+
+def needs_environment(peer: str) -> None:
+    environment = sides.ENVIRONMENTS[peer]
+    if not (ROOT / ".peers" / environment).is_dir():
+        pytest.skip(f"needs: python benchmarks/paired.py --setup {environment}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "peer"),
+    [
+        ("pi05", "hf"),
+        ("pi05", "hf-bf16-vision"),
+        ("pi05", "openvino"),
+        ("pi0", "hf"),
+        ("pi0", "hf-bf16-vision"),
+    ],
+)
+def test_peer_reproduces_the_golden_actions(
+    name: str, peer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needs_environment(peer)
+    golden = GOLDEN / name
+    # OpenVINO compiles a graph per case, and float32 alone runs on every CPU.
+    pattern = "case_b3_c3_s4.*" if peer == "openvino" else "*"
+    for file in (*golden.glob("*.json"), golden / "model.safetensors", *golden.glob(pattern)):
+        if file.is_file():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    code = paired.run(
+        ["--model", name, "--peer", peer, "--verify-golden", str(tmp_path), "--threads", "1"]
+    )
+    assert code == 0, capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("peer", ["hf", "hf-kv-cache"])
+def test_gr00t_peer_reproduces_the_golden_actions(
+    peer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needs_environment(peer)
+    words = ["--model", "gr00t_n17", "--peer", peer, "--threads", "1"]
+    code = paired.run([*words, "--verify-golden", str(GROOT_GOLDEN)])
+    said = capsys.readouterr().out
+    assert code == 0, said
+    assert said.count(" fp32: ") == said.count(" bf16: ") >= 4
