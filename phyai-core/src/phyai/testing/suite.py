@@ -61,8 +61,11 @@ class AdapterConformance:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for check in CHECKS:
+            name = f"test_{check.name}"
             if check.level > cls.level:
-                setattr(cls, f"test_{check.name}", None)  # not collected
+                setattr(cls, name, None)  # not collected
+            elif getattr(cls, name) is None:  # its parent tests less
+                setattr(cls, name, vars(AdapterConformance)[name])
 
     @pytest.fixture
     def conformance(self, request: pytest.FixtureRequest) -> Run:

@@ -112,7 +112,7 @@ def _weights_file(folder: Path) -> Path | None:
     """Return the file of the model's tensors: an index's, model.safetensors, or the largest."""
     for index in sorted(folder.rglob(INDEX)):
         names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        return index.parent / min(names)
+        return index.parent / str(min(names))
     if (usual := folder / "model.safetensors").is_file():
         return usual
     files = [path for path in folder.rglob("*.safetensors") if path.is_file()]

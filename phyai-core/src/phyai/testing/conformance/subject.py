@@ -126,10 +126,11 @@ class Subject:
         """The adapter's arguments, with room for a batch where the adapter takes one."""
         cls = self.record.load_args()
         given = self.given.tiny_checkpoint
-        args: AdapterArgs = given if isinstance(given, cls) else cls(**self.values)
+        args: Any = given if isinstance(given, cls) else cls(**self.values)
         if any(f.name == "max_batch_size" for f in dataclasses.fields(cls)):
-            args = dataclasses.replace(args, max_batch_size=max(max_rows(args), ROWS))  # type: ignore[call-arg]
-        return args
+            args = dataclasses.replace(args, max_batch_size=max(max_rows(args), ROWS))
+        checked: AdapterArgs = args
+        return checked
 
     @property
     def max_rows(self) -> int:
