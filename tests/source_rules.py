@@ -25,7 +25,7 @@ LAYERS = {
     5: "runner scheduler",
     6: "engine engine_core engine_builder deployment warmup",
     # kernel, runtime and server are compatibility re-exports.
-    7: "cli profile testing kernel runtime server",
+    7: "cli profile scaffold testing kernel runtime server",
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names.split()}
 TOP = max(LAYERS)

@@ -24,6 +24,8 @@ COMMANDS = {
     "profile": ("phyai.cli.profile:profile", "Show operations, bytes and time of each stage."),
     "roofline": ("phyai.cli.roofline:roofline", "Tell what bounds a control loop, or a machine."),
     "verify": ("phyai.cli.verify:verify", "Compare a plugin with the cases of a golden folder."),
+    "new-adapter": ("phyai.cli.new_adapter:new_adapter", "Write a package with a model of yours."),
+    "new-hook": ("phyai.cli.new_hook:new_hook", "Write a package that changes one part."),
 }
 ELSEWHERE = {"serve": "phyai-gateway", "server": "phyai-gateway"}
 
