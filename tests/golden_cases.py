@@ -24,6 +24,7 @@ _MAX_HEADER_BYTES = 100_000_000
 _PREPROCESS_INPUT = re.compile(
     r"in\..*|[a-z0-9]+\.in_.*|norm\.stats\..*|aloha\.model_actions|droid\.(joint|gripper)"
     r"|prompt|state_f32"
+    r"|img_\w+\.in|\w+\.\w+\.\w+\.(state_in|action_norm_in)\..*|modality_configs|statistics"
 )
 
 
@@ -155,6 +156,11 @@ def _is_plain(names: Names) -> bool:
     return {"in.images", "in.tokens", "in.noise", "actions"} <= names and not special & names
 
 
+def _is_groot(names: Names, meta: Mapping[str, str]) -> bool:
+    wanted = {"in.pixel_values", "in.image_grid_thw", "in.input_ids", "out.action_pred"}
+    return wanted <= names and "num_inference_timesteps" in meta
+
+
 _CASE_RULES: tuple[tuple[str, Rule], ...] = (
     ("rl", _is_rl),
     ("rtc_trained", _is_trained),
@@ -163,6 +169,7 @@ _CASE_RULES: tuple[tuple[str, Rule], ...] = (
     ("policy", _is_policy),
     ("bf16", _is_bf16),
     ("base", _is_base),
+    ("groot", _is_groot),
 )
 _TENSOR_RULES: tuple[tuple[str, Rule], ...] = (
     (
@@ -185,7 +192,19 @@ _TENSOR_RULES: tuple[tuple[str, Rule], ...] = (
         ),
     ),
 )
+_GROOT_TENSOR_RULES: tuple[tuple[str, Rule], ...] = (
+    ("groot_images", lambda names, _: _some(names, start="img_", end=".in")),
+    ("groot_state_action", lambda names, _: any(".state_in." in name for name in names)),
+    (
+        "groot_pipeline",
+        lambda names, meta: "in.normalized_action" in names and "embodiment_tag" in meta,
+    ),
+)
 _RECORD_RULES: tuple[tuple[str, Rule], ...] = (
+    (
+        "groot_modalities",
+        lambda names, _: {"modality_configs", "statistics"} <= names,
+    ),
     ("prompts_lerobot", lambda names, _: _some(names, start="hf_tokens_")),
     ("prompts_openpi", lambda names, _: any(_some(names, start=f"{f}_tokens_") for f in FAMILIES)),
 )
@@ -195,5 +214,7 @@ def _rules(path: Path) -> tuple[tuple[str, Rule], ...]:
     if path.name.startswith("case_") and path.suffix == ".safetensors":
         return _CASE_RULES
     if path.name.startswith("preprocess_"):
-        return _TENSOR_RULES if path.suffix == ".safetensors" else _RECORD_RULES
+        if path.suffix != ".safetensors":
+            return _RECORD_RULES
+        return _TENSOR_RULES + _GROOT_TENSOR_RULES
     return ()

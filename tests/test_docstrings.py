@@ -29,6 +29,7 @@ PUBLIC = (
     "phyai.layers.vision",
     "phyai.manifest",
     "phyai.memory",
+    "phyai.models.gr00t.main_gr00t",
     "phyai.models.pi0.main_pi0",
     "phyai.models.pi05.main_pi05",
     "phyai.rtc",
@@ -40,7 +41,8 @@ PUBLIC = (
 ELSEWHERE = {
     "BufferRow",  # what the examples of other classes return
     "Choice",
-    "PI05Adapter",  # need a checkpoint: examples/ and the README run them
+    "GrootAdapter",  # need a checkpoint: examples/ and the README run them
+    "PI05Adapter",
     "PI0Adapter",
 }
 

@@ -26,6 +26,7 @@ TORCH_FREE = [
     "phyai.profile.roofline",
     "phyai.models.pi0.plugin",
     "phyai.models.pi05.plugin",
+    "phyai.models.gr00t.plugin",
 ]
 # Module paths that user code of earlier versions imports from, with a name of each.
 COMPATIBLE = [

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 CORE, MODEL = ROOT / "phyai-core", ROOT / "phyai-models-pi"
+GROOT = ROOT / "phyai-models-groot"
 REPORT = """
 import importlib.metadata as m, json
 import phyai, phyai.errors
@@ -88,12 +89,12 @@ def environment(tmp_path: Path, dependencies: Path) -> Environment:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Build both wheels once."""
+    """Build every wheel once."""
     folder = tmp_path_factory.mktemp("wheels")
     options = ("--no-build-isolation", "--no-deps", "--no-index", "--quiet", "-w", folder)
-    run(sys.executable, "-m", "pip", "wheel", *options, CORE, MODEL)
+    run(sys.executable, "-m", "pip", "wheel", *options, CORE, MODEL, GROOT)
     found = {path.name.split("-")[0]: path for path in folder.glob("*.whl")}
-    assert sorted(found) == ["phyai_core", "phyai_models_pi"]
+    assert sorted(found) == ["phyai_core", "phyai_models_groot", "phyai_models_pi"]
     return found
 
 
@@ -103,8 +104,8 @@ def contents(wheel: Path) -> set[str]:
 
 
 def test_wheels_share_no_path(wheels: dict[str, Path]) -> None:
-    core, model = contents(wheels["phyai_core"]), contents(wheels["phyai_models_pi"])
-    assert core & model == set()
+    inside = [contents(wheel) for wheel in wheels.values()]
+    assert sum(map(len, inside)) == len(set().union(*inside))
 
 
 def test_core_wheel_holds_the_whole_package_and_no_model(wheels: dict[str, Path]) -> None:
@@ -122,13 +123,19 @@ def test_core_wheel_holds_the_whole_package_and_no_model(wheels: dict[str, Path]
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
-def test_model_wheel_holds_its_portion_only(wheels: dict[str, Path]) -> None:
-    names = contents(wheels["phyai_models_pi"])
-    inside = {name for name in names if not name.startswith("phyai_models_pi-")}
-    assert {name.split("/")[2] for name in inside} == {"pi", "pi0", "pi05"}
+@pytest.mark.parametrize(
+    ("wheel", "portion"),
+    [("phyai_models_pi", ("pi", "pi0", "pi05")), ("phyai_models_groot", ("gr00t",))],
+)
+def test_model_wheel_holds_its_portion_only(
+    wheels: dict[str, Path], wheel: str, portion: tuple[str, ...]
+) -> None:
+    names = contents(wheels[wheel])
+    inside = {name for name in names if not name.startswith(f"{wheel}-")}
+    assert {name.split("/")[2] for name in inside} == set(portion)
     assert all(name.startswith("phyai/models/") for name in inside)
     assert not {"phyai/__init__.py", "phyai/models/__init__.py"} & names
-    assert {f"phyai/models/{name}/py.typed" for name in ("pi", "pi0", "pi05")} <= names
+    assert {f"phyai/models/{name}/py.typed" for name in portion} <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
@@ -159,7 +166,10 @@ def test_core_works_after_the_models_are_uninstalled(
     environment: Environment, wheels: dict[str, Path], tmp_path: Path
 ) -> None:
     environment.install(*wheels.values())
-    assert environment.report(tmp_path)["plugins"] == ["pi0", "pi05"]
+    assert environment.report(tmp_path)["plugins"] == ["gr00t_n17", "pi0", "pi05"]
+    environment.pip("uninstall", "--yes", "--quiet", "phyai-models-groot")
+    found = environment.report(tmp_path)
+    assert found["loaded"] == ["phyai.models.pi0.plugin", "phyai.models.pi05.plugin"]
     environment.pip("uninstall", "--yes", "--quiet", "phyai-models-pi")
     found = environment.report(tmp_path)
     assert found["plugins"] == []

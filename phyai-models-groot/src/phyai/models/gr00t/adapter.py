@@ -204,13 +204,15 @@ class GrootAdapter(Adapter):
 
     def row_shape(self, key: Key) -> RowShape:
         """Return the capacities of one row of a key's cache."""
+        extra = dict(key.extra)
         return RowShape(
             key.bucket("images"),
             key.bucket("patches"),
             key.bucket("image_patches"),
             key.bucket("text"),
             self.groot.merge,
-            int(dict(key.extra).get("padded", 0)),
+            bool(extra.get("even", False)),
+            int(extra.get("padded", 0)),
         )
 
     def _buffers(self, key: Key) -> Mapping[str, BufferSpec]:
@@ -228,7 +230,7 @@ class GrootConditioning:
         adapter = self.adapter
         static = adapter.services.graphs.static_shapes
         adapter.prefix.load_plan(
-            cache, batch, adapter.row_shape(cache.key), tuple(adapter.network.cross), static
+            cache, batch, adapter.row_shape(cache.key), tuple(adapter.network.cross), static=static
         )
         adapter.network.load_plan(cache)
 

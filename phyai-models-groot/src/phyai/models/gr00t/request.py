@@ -112,7 +112,12 @@ def assemble(
         "noise.action": torch.stack([row.noise for row in rows]),
     }
     rtc = rtc_tensors([row.rtc for row in rows], config.action_horizon, config.max_action_dim)
-    extra: tuple[tuple[str, Any], ...] = (("rtc", True),) if rtc else ()
+    extra: list[tuple[str, Any]] = [("rtc", True)] if rtc else []
+    same = all(t * h * w == one_image for row in rows for t, h, w in row.grids)
+    if same and all(len(row.grids) == images for row in rows):
+        extra += [("even", True)]  # no image has to be padded or masked
+    if padded:  # the padding is seen by the tokens of its row: only requests padded alike may join
+        extra += [("padded", padded)]
     key = Key(
         num_steps=check_steps(num_steps, config.num_inference_timesteps),
         buckets=(
@@ -121,8 +126,7 @@ def assemble(
             ("image_patches", one_image),
             ("text", bucket),
         ),
-        # The padding is seen by the tokens of its row: only requests padded alike may join.
-        extra=(*extra, ("padded", padded)) if padded else extra,
+        extra=tuple(extra),
     )
     return Prepared({**tensors, **rtc}, len(rows), key, meta)
 

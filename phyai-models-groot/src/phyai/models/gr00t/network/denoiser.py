@@ -105,6 +105,12 @@ class GrootDenoiser(nn.Module):
             specs.update(gathered.buffers())
         return specs
 
+    def load_plan(self, cache: Cache) -> None:
+        """Put the lists of the cross-attending blocks into the cache; host side."""
+        for group, keys in self.cross.items():
+            assert isinstance(keys, CrossKeys)
+            keys.load_plan(cache, cache.plan.batch.keys[group])
+
     def encode(self, cache: Cache, features: Tensor) -> None:
         """Fill what every step reads: keys and values, the state token, weights of the rows.
 

@@ -21,6 +21,7 @@ class RowShape:
 
     images; patches: of all its images; image_patches: of its largest image; text: tokens that are
     no image tokens; merge: patches per image token.
+    even: every row has ``images`` images of ``image_patches`` patches each.
     padded: with official padding, the length every row's sequence is padded to; else 0.
     """
 
@@ -29,6 +30,7 @@ class RowShape:
     image_patches: int
     text: int
     merge: int
+    even: bool = False
     padded: int = 0
 
     @property
@@ -71,22 +73,16 @@ class Keys:
 class BatchPlan:
     """Index lists of one batch (CPU int64 tensors) and the shapes they lead to.
 
-    tokens [M]: packed token ids.  sequence: their places.
-    image_at [K], text_at [M - K]: packed indices of image and text tokens.
+    sequence: places of the packed tokens.
     padded [rows * S]: with official padding, the source of every place of the padded layout in
         cat(packed tokens, one padding token); None without.
     keys: per group of cross-attending blocks; indices count what the VL layers work on.
-    rows; valid: packed tokens of the batch's own rows, the first ones.
     """
 
-    tokens: Tensor
     sequence: Places
-    image_at: Tensor
-    text_at: Tensor
     padded: Tensor | None
     keys: dict[str, Keys]
     rows: int
-    valid: int
 
 
 def plan_batch(
@@ -113,7 +109,8 @@ def plan_batch(
     total = int(packed.numel())
     padded, work = None, torch.arange(total)
     if shape.padded:
-        padded, work = _padded_sequence(token_len, row_of, shape.padded, total)
+        padding = rows * shape.tokens if static else total  # behind all packed tokens
+        padded, work = _padded_sequence(token_len, row_of, shape.padded, padding)
         everything = torch.arange(rows * shape.padded)
         all_rows = torch.arange(rows).repeat_interleave(shape.padded)
     else:
@@ -126,10 +123,7 @@ def plan_batch(
     keys = {
         group: _keys(*members[group], rows=rows, static=static) for group in groups
     }
-    if static:
-        packed = _fill(packed, rows * shape.tokens, 0)
-        image_at = _fill(image_at, rows * shape.image_tokens, rows * shape.tokens)
-    return BatchPlan(packed, sequence, image_at, text_at, padded, keys, rows, total)
+    return BatchPlan(sequence, padded, keys, rows)
 
 
 def group_capacity(group: str, shape: RowShape) -> int:
@@ -143,18 +137,20 @@ def group_capacity(group: str, shape: RowShape) -> int:
 
 
 def _padded_sequence(
-    token_len: Tensor, row_of: Tensor, stride: int, total: int
+    token_len: Tensor, row_of: Tensor, stride: int, padding: int
 ) -> tuple[Tensor, Tensor]:
     """Return the source of each padded place, and the place of each packed token.
+
+    padding: source of the places without a token.
 
     Padding stands on the left, as the official tokenizer puts it; nothing but the order of sums
     depends on the side.
     """
     start = torch.cumsum(token_len, 0) - token_len
-    within = torch.arange(total) - start[row_of]
+    within = torch.arange(row_of.numel()) - start[row_of]
     place = row_of * stride + (stride - token_len)[row_of] + within
-    source = torch.full((token_len.numel() * stride,), total)
-    source[place] = torch.arange(total)
+    source = torch.full((token_len.numel() * stride,), padding)
+    source[place] = torch.arange(row_of.numel())
     return source, place
 
 

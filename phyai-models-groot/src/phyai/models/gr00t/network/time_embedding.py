@@ -1,7 +1,8 @@
 """The two sinusoidal embeddings of a timestep bucket; they differ in order and in spacing.
 
-Both are computed in float32 on the CPU, by the official sequence of operations: angles reach
-1000 rad, where another order of the same formula is 5e-5 away.
+Both are computed on the CPU, with float32 roundings in the official order: angles reach 1000 rad,
+where the same formula rounded otherwise is 5e-5 away. The exponential is rounded correctly, where
+vector units differ between machines.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def action_time(times: Sequence[int], width: int) -> Tensor:
     exponent = -torch.arange(half, dtype=torch.float32) * (
         torch.log(torch.tensor(_MAX_PERIOD)) / half
     )
-    angles = torch.tensor(times, dtype=torch.float32)[:, None] * exponent.exp()
+    angles = torch.tensor(times, dtype=torch.float32)[:, None] * _exp(exponent)
     return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
@@ -48,5 +49,10 @@ def transformer_time(times: Sequence[int], width: int) -> Tensor:
     """Return [N, width] float32 for the diffusion transformer: cosines, then sines."""
     half = width // 2
     exponent = -math.log(_MAX_PERIOD) * torch.arange(half, dtype=torch.float32) / (half - 1)
-    angles = torch.tensor(times, dtype=torch.float32)[:, None] * exponent.exp()[None]
+    angles = torch.tensor(times, dtype=torch.float32)[:, None] * _exp(exponent)
     return torch.cat([angles.cos(), angles.sin()], dim=-1)
+
+
+def _exp(exponent: Tensor) -> Tensor:
+    """Return e^exponent in float32, correctly rounded."""
+    return exponent.double().exp().float()

@@ -68,17 +68,12 @@ class VLProjection(nn.Module):
             self._masked = at.select("attention", masked=True, **facts)
 
     def cache_buffers(self, shape: RowShape) -> Mapping[str, BufferSpec]:
-        places = {
-            "vl.slots": BufferSpec((shape.tokens,), torch.int64),
-            "vl.mask": BufferSpec((shape.tokens,), torch.bool),
-        }
+        places = {"vl.mask": BufferSpec((shape.tokens,), torch.bool)}
         padded = {"vl.padded": BufferSpec((shape.padded,), torch.int64)} if shape.padded else {}
         return {**places, **padded}
 
     def load_plan(self, cache: Cache, plan: BatchPlan) -> None:
         """Put the plan's lists into the cache; host side."""
-        slots = plan.sequence.slots
-        cache["vl.slots"].view(-1)[: slots.numel()].copy_(slots)
         mask = cache["vl.mask"]
         mask.copy_(plan.sequence.mask(mask.shape[1]))
         if plan.padded is not None:
@@ -104,12 +99,12 @@ class VLProjection(nn.Module):
 
     def _attend(self, cache: Cache, qkv: Tensor) -> Tensor:
         plan: BatchPlan = cache.plan.batch
-        count, _, heads, dim = qkv.shape
+        heads, dim = qkv.shape[2:]
         if plan.padded is not None or plan.sequence.uniform is not None:
             rows = qkv.view(plan.rows, -1, 3, heads, dim)
             out: Tensor = self._dense(*rows.unbind(2), self.scale)
             return out.flatten(0, 1)
-        slots, stride = cache["vl.slots"].view(-1)[:count], plan.sequence.longest
+        slots, stride = cache.plan.text.slots, plan.sequence.longest
         padded = qkv.new_zeros(plan.rows * stride + 1, 3, heads, dim)
         padded.index_copy_(0, slots, qkv)
         rows = padded[:-1].view(plan.rows, stride, 3, heads, dim)
