@@ -21,6 +21,7 @@ _TORCH_OPS = (
     "layer_norm",
     "add_layer_norm",
     "gelu_tanh",
+    "gelu_erf",
     "gelu_tanh_mul",
     "bias_gelu_tanh",
     "scale_bias",
@@ -28,14 +29,17 @@ _TORCH_OPS = (
     "silu_mul",
     "rope_cos_sin",
     "apply_rope",
+    "apply_rope_fp32",
+    "rms_norm_rope",
     "attention",
+    "causal_attention",
     "kv_write",
     "rope_kv_write",
 )
 
 
 def _reference_row(op: str) -> KernelRow:
-    name = "eager.attention" if op == "attention" else f"torch.{op}"
+    name = f"eager.{op}" if op.endswith("attention") else f"torch.{op}"
     dtypes = ("*",) if op == "kv_write" else FLOATS
     fn = getattr(reference, op)
     return KernelRow(op, name, fn, dtypes=dtypes, priority=REFERENCE, reference=True)
@@ -86,6 +90,14 @@ CATALOGUE: tuple[KernelRow, ...] = (
         "attention",
         "sdpa.attention",
         cpu.sdpa_attention,
+        devices=("cpu", "cuda"),
+        predicate=cpu.rounding_may_differ,
+        priority=GENERAL,
+    ),
+    KernelRow(
+        "causal_attention",
+        "sdpa.causal_attention",
+        cpu.sdpa_causal_attention,
         devices=("cpu", "cuda"),
         predicate=cpu.rounding_may_differ,
         priority=GENERAL,

@@ -12,6 +12,7 @@ from torch import Tensor
 from phyai.kernels.reference import (
     additive_mask,
     attention_by,
+    check_causal,
     fold_mask,
     fold_queries,
     unfold_queries,
@@ -91,6 +92,22 @@ def sdpa_attention(
         folded, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, scale=scale
     )
     return unfold_queries(out, q.shape[2])
+
+
+def sdpa_causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Return ``reference.causal_attention`` without storing the scores; no mask is read.
+
+    Rounding: as ``sdpa_attention``.
+    """
+    check_causal(q, k)
+    heads, kv_heads = q.shape[2], k.shape[2]
+    if heads % kv_heads == 0 and heads != kv_heads:
+        # The fused operators of most devices want one key/value head per query head.
+        k, v = (x.repeat_interleave(heads // kv_heads, dim=2) for x in (k, v))
+    mixed = F.scaled_dot_product_attention(
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, scale=scale
+    )
+    return mixed.transpose(1, 2)
 
 
 def rounding_may_differ(facts: Mapping[str, Any]) -> bool | str:

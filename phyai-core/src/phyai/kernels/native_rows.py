@@ -72,7 +72,10 @@ NATIVE_ROWS: tuple[KernelRow, ...] = (
     _row("silu_mul", "elementwise"),
     _row("bias_gelu_tanh", "elementwise"),
     _row("apply_rope", "rope"),
+    _row("apply_rope_fp32", "rope"),
+    _row("rms_norm_rope", "rope"),
     _row("rope_kv_write", "rope"),
     _row("kv_write", "rope"),
     _row("attention", "attention"),
+    _row("causal_attention", "attention"),
 )

@@ -142,6 +142,11 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
+def gelu_erf(x: Tensor) -> Tensor:
+    """Return x Phi(x), Phi the normal distribution function, rounded once."""
+    return F.gelu(x)
+
+
 def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
     """Return gelu_tanh(gate) * up.
 
@@ -226,6 +231,24 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos.to(x.dtype).unsqueeze(-2) + rotated * sin.to(x.dtype).unsqueeze(-2)
 
 
+def apply_rope_fp32(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return ``apply_rope`` of x.
+
+    Shapes: as ``apply_rope``.
+    Rounding: all in fp32, the result is rounded once.
+    """
+    return apply_rope(x.float(), cos.float(), sin.float()).to(x.dtype)
+
+
+def rms_norm_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
+    """Return ``apply_rope`` of ``rms_norm`` over each head, with plain weights (offset 0).
+
+    Shapes: x [B, T, H, D], weight [D] fp32; cos, sin [B, T, D].
+    Rounding: the norm is rounded, then as ``apply_rope``.
+    """
+    return apply_rope(rms_norm(x, weight, eps, 0.0), cos, sin)
+
+
 def attention(
     q: Tensor,
     k: Tensor,
@@ -246,6 +269,29 @@ def attention(
     Raises: ConfigError when H is no multiple of K.
     """
     return attention_by(torch.matmul, q, k, v, scale, key_mask, bias)
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Return ``attention`` in which query t sees keys 0 .. t.
+
+    Shapes: q [B, T, H, D]; k, v [B, T, K, D], H a multiple of K -> [B, T, H, D].
+    Rounding: as ``attention``.
+    Raises: ConfigError when H is no multiple of K, or keys and queries differ in number.
+    """
+    check_causal(q, k)
+    tokens = q.shape[1]
+    later = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).triu(1)
+    hidden = torch.zeros(tokens, tokens, device=q.device).masked_fill(later, MASK_VALUE)
+    return attention(q, k, v, scale, bias=hidden)
+
+
+def check_causal(q: Tensor, k: Tensor) -> None:
+    """Raise ConfigError unless there is a key for each query."""
+    if q.shape[1] != k.shape[1]:
+        raise ConfigError(
+            "causal attention must have as many keys as queries; got "
+            f"{k.shape[1]} and {q.shape[1]}. Pass keys and values of the same tokens."
+        )
 
 
 def attention_by(

@@ -70,6 +70,8 @@ TRITON_ROWS: tuple[KernelRow, ...] = (
     _row("bias_gelu_tanh", "epilogue", gpu),
     _row("scale_bias", "epilogue", gpu),
     _row("apply_rope", "rope", gpu),
+    _row("apply_rope_fp32", "rope", gpu),
+    _row("rms_norm_rope", "head_norm", gpu),
     _row("rope_kv_write", "rope", gpu),
     _row("kv_write", "rope", gpu),
     _row("attention", "attention", short_query),

@@ -1,7 +1,7 @@
 """Building blocks of networks: thin modules around the kernel table."""
 
 from phyai.layers.linear import Linear
-from phyai.layers.norm import LayerNorm, RMSNorm, norm_op
+from phyai.layers.norm import LayerNorm, RMSNorm, RotatedHeadNorm, norm_op
 from phyai.layers.placement import Placement
 from phyai.layers.table_linear import TableLinear
 from phyai.layers.vision import VisionConfig, VisionTower
@@ -11,6 +11,7 @@ __all__ = [
     "Linear",
     "Placement",
     "RMSNorm",
+    "RotatedHeadNorm",
     "TableLinear",
     "VisionConfig",
     "VisionTower",

@@ -11,7 +11,7 @@ from phyai.errors import KernelUnavailable
 from phyai.kernels.packing import PackedWeight
 from phyai.kernels.quant import QuantizedActivations
 from phyai.layers.placement import Placement
-from phyai.weights import claim, fused, refuse_empty
+from phyai.weights import Loader, claim, fused, refuse_empty
 
 
 class Linear(nn.Module):
@@ -19,7 +19,9 @@ class Linear(nn.Module):
 
     names: checkpoint prefixes, ``<name>.weight`` [out_i, in] (and ``<name>.bias``); their rows are
     stacked in order.
-    epilogue: f, of ``phyai.kernels.packing.EPILOGUES``; gated ones halve the outputs.
+    epilogue: f, an op of one argument; gated ones halve the outputs. Those in
+        ``phyai.kernels.packing.EPILOGUES`` happen in the same pass where the kernel can.
+    loader: of the weight, where the checkpoint has it in another shape.
     packed: False keeps the weight as the checkpoint has it, for callers that read ``weight``.
     Shapes: x [..., in] of the weight's dtype -> [..., sum(out)]; or rounded per token by the norm
     before it, see ``takes_rounded``.
@@ -44,18 +46,21 @@ class Linear(nn.Module):
         bias: bool = False,
         epilogue: str = "none",
         packed: bool = True,
+        loader: Loader | None = None,
     ) -> None:
         super().__init__()
         legs = [names] if isinstance(names, str) else list(names)
         self.sizes = [out_features] if isinstance(out_features, int) else list(out_features)
         total = sum(self.sizes)
-        loader = fused(self.sizes) if len(legs) > 1 else None
+        joined = fused(self.sizes) if len(legs) > 1 else None
         self.weight = claim(
-            at.parameter(total, in_features), *(f"{n}.weight" for n in legs), loader=loader
+            at.parameter(total, in_features),
+            *(f"{n}.weight" for n in legs),
+            loader=loader or joined,
         )
         self.bias: nn.Parameter | None = None
         if bias:
-            self.bias = claim(at.parameter(total), *(f"{n}.bias" for n in legs), loader=loader)
+            self.bias = claim(at.parameter(total), *(f"{n}.bias" for n in legs), loader=joined)
         self.epilogue = epilogue
         self.scheme = at.scheme(legs, type(self).__name__) if packed else None
         facts = {

@@ -57,6 +57,29 @@ class RMSNorm(nn.Module):
         return pair
 
 
+class RotatedHeadNorm(nn.Module):
+    """RMSNorm over each head, plain weights, then the rotation of the token's position.
+
+    Shapes: x [B, T, H, head_dim]; cos, sin [B, T, head_dim] -> [B, T, H, head_dim].
+
+    >>> from phyai.kernels import KernelTable
+    >>> at = Placement(KernelTable(), torch.device("cpu"), torch.float32)
+    >>> norm, angles = RotatedHeadNorm("q_norm", 8, 1e-6, at), torch.zeros(1, 3, 8)
+    >>> norm(torch.zeros(1, 3, 2, 8), angles, angles).shape
+    torch.Size([1, 3, 2, 8])
+    """
+
+    def __init__(self, name: str, head_dim: int, eps: float, at: Placement) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = claim(at.parameter(head_dim, dtype=torch.float32), f"{name}.weight")
+        self._norm = at.select("rms_norm_rope", head_dim=head_dim)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        out: Tensor = self._norm(x, self.weight, cos, sin, self.eps)
+        return out
+
+
 def norm_op(op: str, layers: Sequence[Linear]) -> str:
     """Return the op of a norm that only ``layers`` read, ``<op>_quant`` where all take int8 tokens.
 

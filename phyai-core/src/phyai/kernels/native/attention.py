@@ -10,7 +10,7 @@ from torch import Tensor
 from phyai.kernels import reference
 from phyai.kernels.native.call import CODES, entry, last_dense, watched
 
-_block = struct.Struct("=24qd").pack
+_block = struct.Struct("=25qd").pack
 
 
 def attention(
@@ -31,15 +31,34 @@ def attention(
         return q.new_empty(q.shape)
     if watched() or bias is not None or not _fits(q, k, v, key_mask):
         return reference.attention(q, k, v, scale, key_mask, bias)
+    out = _run(q, k, v, scale, key_mask, causal=False)
+    return reference.attention(q, k, v, scale, key_mask) if out is None else out
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Return ``reference.causal_attention``, with its roundings; shapes as ``attention``."""
+    if not q.numel():
+        return q.new_empty(q.shape)
+    if watched() or q.shape[1] != k.shape[1] or not _fits(q, k, v, None):
+        return reference.causal_attention(q, k, v, scale)
+    out = _run(q, k, v, scale, None, causal=True)
+    return reference.causal_attention(q, k, v, scale) if out is None else out
+
+
+def _run(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, key_mask: Tensor | None, *, causal: bool
+) -> Tensor | None:
+    """Return the kernel's result; None when there is no memory for the packed keys."""
     q, k, v = last_dense(q), last_dense(k), last_dense(v)
     rows, queries, heads, dim = q.shape
     keys, kv_heads = k.shape[1:3]
     out = q.new_empty((rows, queries, heads, dim))
     mask = (0, 0, 0) if key_mask is None else (key_mask.data_ptr(), *key_mask.stride())
-    sizes = (rows, queries, heads, kv_heads, dim, keys, CODES[q.dtype], torch.get_num_threads())
-    args = (*_heads(q), *_heads(k), *_heads(v), *mask, out.data_ptr(), *sizes, scale)
+    sizes = (rows, queries, heads, kv_heads, dim, keys)
+    form = (CODES[q.dtype], torch.get_num_threads(), causal)
+    args = (*_heads(q), *_heads(k), *_heads(v), *mask, out.data_ptr(), *sizes, *form, scale)
     if entry("phyai_attention")(_block(*args)):
-        return reference.attention(q, k, v, scale, key_mask)  # no memory for the packed keys
+        return None
     return out
 
 

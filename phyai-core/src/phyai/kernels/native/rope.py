@@ -13,6 +13,7 @@ from torch import Tensor
 
 from phyai.kernels import reference
 from phyai.kernels.native.call import CODES, entry, last_dense, watched
+from phyai.kernels.native.norm import rms_norm
 
 _rope_block = struct.Struct("=17q").pack
 _rope_write_block = struct.Struct("=34q").pack
@@ -28,6 +29,20 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     args = (*_heads(x), *_turn(cos), *_turn(sin), out.data_ptr(), *x.shape)
     entry("phyai_rope")(_rope_block(*args, CODES[x.dtype], torch.get_num_threads()))
     return out
+
+
+def apply_rope_fp32(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return ``reference.apply_rope_fp32``, with its roundings."""
+    if watched() or not _rotates(x, cos, sin):
+        return reference.apply_rope_fp32(x, cos, sin)
+    return apply_rope(x.float(), cos, sin).to(x.dtype)
+
+
+def rms_norm_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
+    """Return ``reference.rms_norm_rope``, with its roundings."""
+    if watched() or not _rotates(x, cos, sin):
+        return reference.rms_norm_rope(x, weight, cos, sin, eps)
+    return apply_rope(rms_norm(x, weight, eps, 0.0), cos, sin)
 
 
 def rope_kv_write(

@@ -62,6 +62,11 @@ def _rope(dtype: torch.dtype) -> list[Example]:
     return [Example("", (_heads(dtype, 8), angle, angle), {"head_dim": 256})]
 
 
+def _head_norm(dtype: torch.dtype) -> list[Example]:
+    angle, weight = _new(dtype, 1, 50, 256), _new(torch.float32, 256)
+    return [Example("", (_heads(dtype, 8), weight, angle, angle, 1e-6), {"head_dim": 256})]
+
+
 def _rope_kv(dtype: torch.dtype) -> list[Example]:
     angle, cache, slots = _new(dtype, 1, 50, 256), _new(dtype, 1024, 1, 256), _slots()
     q, k = _heads(dtype, 8), _heads(dtype, 1)
@@ -125,6 +130,8 @@ _EXAMPLES: dict[str, Callable[[torch.dtype], list[Example]]] = {
     "bias_gelu_tanh": lambda dtype: [Example("", (_new(dtype, 50, 4096), _new(dtype, 4096)))],
     "scale_bias": _scale_bias,
     "apply_rope": _rope,
+    "apply_rope_fp32": _rope,
+    "rms_norm_rope": _head_norm,
     "rope_kv_write": _rope_kv,
     "kv_write": _kv_write,
     "attention": _attention,

@@ -20,7 +20,7 @@ def rotate_heads(
 ):  # fmt: skip
     """Rotate heads first .. first + HEADS - 1 of one token: x * cos + (-x_hi, x_lo) * sin.
 
-    Each product and the sum are rounded to NARROW.
+    Each product and the sum are rounded to NARROW, the result to the type of its place.
     """
     head = first + tl.arange(0, HEADS)[:, None]
     cols = tl.arange(0, BLOCK)[None, :]
@@ -33,19 +33,21 @@ def rotate_heads(
     sin = tl.load(sin_ptr + cols, mask=wide, other=0.0).to(NARROW).to(tl.float32)
     out = (low * cos).to(NARROW).to(tl.float32) - (high * sin).to(NARROW).to(tl.float32)
     to = out_ptr + head * out_head + cols
-    tl.store(to, out.to(NARROW), mask=inside)
+    tl.store(to, out.to(NARROW).to(out_ptr.dtype.element_ty), mask=inside)
     cos = tl.load(cos_ptr + half + cols, mask=wide, other=0.0).to(NARROW).to(tl.float32)
     sin = tl.load(sin_ptr + half + cols, mask=wide, other=0.0).to(NARROW).to(tl.float32)
     out = (high * cos).to(NARROW).to(tl.float32) + (low * sin).to(NARROW).to(tl.float32)
-    tl.store(to + half, out.to(NARROW), mask=inside)
+    tl.store(to + half, out.to(NARROW).to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def apply_rope_kernel(
     x_ptr, cos_ptr, sin_ptr, out_ptr, length, heads, half, x_row, x_token, x_head,
     cos_row, cos_token, sin_row, sin_token, BLOCK: tl.constexpr, HEADS: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
-    """One program per token and group of HEADS heads."""
+    """One program per token and group of HEADS heads. WIDE: only the result is rounded."""
+    narrow: tl.constexpr = tl.float32 if WIDE else out_ptr.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
     row, place = token // length, token % length
     rotate_heads(
@@ -60,7 +62,7 @@ def apply_rope_kernel(
         half,
         BLOCK,
         HEADS,
-        out_ptr.dtype.element_ty,
+        narrow,
     )
 
 
@@ -138,9 +140,18 @@ def kv_write_kernel(
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return ``reference.apply_rope``, with its roundings."""
+    return _rotate(x, cos, sin, wide=False)
+
+
+def apply_rope_fp32(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return ``reference.apply_rope_fp32``, with its roundings."""
+    return _rotate(x, cos, sin, wide=True)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, *, wide: bool) -> Tensor:
     rows, length, heads, dim = x.shape
     check(dim % 2 == 0, "apply_rope head dim", "must be even", x)
-    x, cos, sin = packed(x), _angles(cos, x), _angles(sin, x)
+    x, cos, sin = packed(x), angles_for(cos, x), angles_for(sin, x)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     launch(
         apply_rope_kernel,
@@ -157,6 +168,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         *sin.stride()[:2],
         BLOCK=block_of(dim // 2),
         HEADS=_HEADS,
+        WIDE=wide,
         num_warps=4,
     )
     return out
@@ -184,7 +196,7 @@ def rope_kv_write(
     for cache in (k_cache, v_cache):
         _check_cache(cache, slots, (rows * length, kv_heads, dim), q.dtype)
     check(len(k_cache) == len(v_cache), "k_cache and v_cache", "must match", k_cache, v_cache)
-    q, k, v, cos, sin = packed(q), packed(k), packed(v), _angles(cos, q), _angles(sin, q)
+    q, k, v, cos, sin = packed(q), packed(k), packed(v), angles_for(cos, q), angles_for(sin, q)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     launch(
         rope_kv_write_kernel,
@@ -238,7 +250,7 @@ def kv_write(cache: Tensor, slots: Tensor, values: Tensor) -> None:
     )
 
 
-def _angles(x: Tensor, like: Tensor) -> Tensor:
+def angles_for(x: Tensor, like: Tensor) -> Tensor:
     rows, length, _, dim = like.shape
     return packed(x.expand(rows, length, dim))
 

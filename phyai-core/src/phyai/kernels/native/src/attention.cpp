@@ -28,6 +28,7 @@ struct AttentionArgs {
   int64_t mask, mask_batch, mask_key;  // bytes, 0 where nobody may look; 0: no mask
   int64_t out;                         // contiguous [batch, queries, heads, dim]
   int64_t batch, queries, heads, kv_heads, dim, keys, dtype, threads;
+  int64_t causal;                      // query t sees keys 0 .. t
   double scale;
 };
 
@@ -216,12 +217,20 @@ void attend(const Plan& p, int64_t pair, int64_t slot, int64_t block, float* scr
     sweep(a.dim, [&](int64_t i, auto part) { part.put(to + i, part.get(from + i)); });
   }
   const int64_t rows = last - first;
-  multiply(q, p.ldq, rows, p.k + slot * p.k_floats, a.dim, keys, 0, a.dim, s, p.lds, false);
+  // Keys that some row of the block sees; whole panels of them are multiplied.
+  const int64_t seen = a.causal ? std::min(keys, (last - 1) / p.group + 1) : keys;
+  const int64_t whole = std::min(padded(seen, kPanel), keys);
+  multiply(q, p.ldq, rows, p.k + slot * p.k_floats, a.dim, whole, 0, a.dim, s, p.lds, false);
   const float* mask = a.mask ? p.mask_row(b) : nullptr;
-  for (int64_t i = 0; i < rows; ++i) softmax<T>(s + i * p.lds, mask, float(a.scale), keys);
+  for (int64_t i = 0; i < rows; ++i) {
+    float* row = s + i * p.lds;
+    const int64_t own = a.causal ? std::min(seen, (first + i) / p.group + 1) : seen;
+    softmax<T>(row, mask, float(a.scale), own);
+    for (int64_t j = padded(own, kWidth); j < seen; ++j) row[j] = 0;
+  }
   const float* v = p.v + slot * p.v_floats;
-  for (int64_t l = 0; l < keys; l += kDepth) {
-    multiply(s + l, p.lds, rows, v, a.keys, a.dim, l, std::min(kDepth, keys - l), o, p.ldo, l > 0);
+  for (int64_t l = 0; l < seen; l += kDepth) {
+    multiply(s + l, p.lds, rows, v, a.keys, a.dim, l, std::min(kDepth, seen - l), o, p.ldo, l > 0);
   }
   for (int64_t r = first; r < last; ++r) {
     T* to = at<T>(a.out) +
