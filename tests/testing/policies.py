@@ -17,6 +17,9 @@ from phyai.weights import save_safetensors
 SOURCES = Path(__file__).parent / "correct_policy"
 PACKAGE = "correct_policy"
 PLUGIN = "toy_policy"
+LOAD = "        return load_pretrained(self.network, folder, strict=True)\n"
+VELOCITY = "        velocity = self.act(inside).float()\n"
+"""Lines of the correct policy that several mutants change."""
 
 
 @dataclass(frozen=True)

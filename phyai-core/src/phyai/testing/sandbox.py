@@ -19,7 +19,7 @@ from typing import Any
 
 import pluggy
 
-import phyai
+from phyai import plugin_rules
 from phyai.plugin_rules import ADAPTER_METHODS
 
 TIMEOUT_S = 120.0
@@ -223,7 +223,7 @@ def run_python(
     path, flags = [str(folder)], ["-B"]
     if isolated:
         # Without site-packages (-S) plugins installed beside the tests cannot be seen.
-        path += [str(Path(phyai.__file__).parents[1]), str(_pluggy_alone(folder))]
+        path += [str(Path(plugin_rules.__file__).parents[1]), str(_pluggy_alone(folder))]
         flags.append("-S")
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PHYAI_", "PYTHON"))}
     return subprocess.run(
