@@ -20,13 +20,15 @@ from torch.nn import functional
 
 from phyai.adapter import Adapter
 from phyai.errors import CheckpointError
-from phyai.golden import Comparison, GoldenRun, Records, absolute, exact, unknown
+from phyai.golden import Comparison, GoldenRun, Records, absolute, close, exact, unknown
 from phyai.models.gr00t.args import GrootArgs
 from phyai.models.gr00t.golden.observed import Observed
 from phyai.models.gr00t.request import GrootRequest
 
 BACKBONE = 5e-5
 HEAD = 1e-5
+HEAD_RTOL = 1e-6
+"""Activations of the head reach 11, where float32 values are 1e-6 apart; actions get none of it."""
 BF16_COSINE = 1e-3
 BF16_WORST = 0.08
 MAX_ROWS = 16
@@ -166,8 +168,9 @@ def _compare(case: Case, name: str, seen: Observed, padding: bool) -> Comparison
         return unknown(name)
     if not want.is_floating_point():
         return exact(name, got, wanted)
-    tolerance = BACKBONE if name.startswith(("vision.", "text.", "backbone.")) else HEAD
-    return absolute(name, got, wanted, tolerance)
+    if name.startswith(("vision.", "text.", "backbone.")):
+        return absolute(name, got, wanted, BACKBONE)
+    return close(name, got, wanted, atol=HEAD, rtol=HEAD_RTOL)
 
 
 def _depends_on_padding(name: str) -> bool:
