@@ -23,7 +23,8 @@ KINDS = ("base", "rtc_guided", "rtc_trained", "bf16")
 CASES = {name: [c for c in discover(GOLDEN / name) if c.kind in KINDS] for name in SETS}
 # Ops these models do not use: other tests run their rows.
 UNUSED = {"silu_mul", "ada_layer_norm", "gated_ada_layer_norm", "scale_bias", "bias_gelu_tanh",
-          "gated_residual", "gelu_erf", "apply_rope_fp32", "rms_norm_rope", "causal_attention"}  # fmt: skip
+          "gated_residual", "gelu_erf", "apply_rope_fp32", "rms_norm_rope",
+          "causal_attention"}  # fmt: skip
 # By op: the model whose layers never ask for it.
 ELSEWHERE = {"ada_rms_norm": "pi0", "gated_ada_rms_norm": "pi0"}
 # Ops that are asked for only where no linear row does them in its own pass.
