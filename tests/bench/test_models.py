@@ -258,6 +258,28 @@ def needs_environment(peer: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_our_side_computes_what_the_official_wiring_does(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needs_environment("hf")
+    write_checkpoint(tmp_path, SMALL[name], seed=0)
+    saved = tmp_path / "report.json"
+    words = ["--model", name, "--checkpoint", str(tmp_path), "--dtype", "fp32", "--threads", "1",
+             "--tokens", "7", "--rows", "2", "--pairs", "1", "--foreign-limit", "99",
+             "--weights-cache", str(tmp_path), "--save", str(saved)]  # fmt: skip
+    code = paired.run(words, lambda threads: lambda: {"matrix_flops_per_s": 1.0})
+    assert code == 0, capsys.readouterr().err
+    found = json.loads(saved.read_text())
+    assert found["equality"]["relative"] < 1e-5
+    assert found["equality"]["moved"] > 0.1
+    positions = SMALL[name].positions(2, 7)
+    assert found["ours"]["prefix_positions"] == found["peer"]["prefix_positions"] == positions
+    for side in ("ours", "peer"):
+        assert found["result"][f"{side}_stages_s"].keys() == {"vision", "prefix", "loop"}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "peer"),
     [
