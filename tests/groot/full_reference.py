@@ -23,7 +23,7 @@ V, L, A = "backbone.model.model.visual", "backbone.model.model.language_model", 
 
 @dataclass(frozen=True)
 class RowInputs:
-    """One row: ids [S], pixels [N, values], grids of its images, state [history, D], noise [T, A]."""
+    """One row: ids [S], pixels [N, values], its images' grids, state [steps, D], noise [T, A]."""
 
     ids: Tensor
     pixels: Tensor
@@ -140,7 +140,9 @@ class FullReference:
                 continue
             _, height, width = next(images)
             height, width = height // 2, width // 2
-            places += [(counter, counter + r, counter + c) for r in range(height) for c in range(width)]
+            places += [
+                (counter, counter + r, counter + c) for r in range(height) for c in range(width)
+            ]
             counter, i = counter + max(height, width), i + height * width
         section = self.text["rope_scaling"]["mrope_section"]
         half = self.text["head_dim"] // 2
@@ -153,9 +155,7 @@ class FullReference:
         angles = torch.cat([angles, angles], -1)
         return angles.cos()[:, None], angles.sin()[:, None]
 
-    def _text_layer(
-        self, name: str, x: Tensor, cos: Tensor, sin: Tensor, causal: Tensor
-    ) -> Tensor:
+    def _text_layer(self, name: str, x: Tensor, cos: Tensor, sin: Tensor, causal: Tensor) -> Tensor:
         dim, eps = self.text["head_dim"], self.text["rms_norm_eps"]
         n = _rms(x, self.w[f"{name}.input_layernorm.weight"], eps)
         q, k, v = (

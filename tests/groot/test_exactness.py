@@ -224,8 +224,7 @@ def test_tables_are_built_once_per_grid() -> None:
 def test_one_graph_key_serves_every_embodiment(engine: Engine) -> None:
     prepare = engine.adapter.prepare
     keys = {
-        prepare(request_of(random_rows([[(1, 4, 4)]], [5], embodiments=[e]))).key
-        for e in range(6)
+        prepare(request_of(random_rows([[(1, 4, 4)]], [5], embodiments=[e]))).key for e in range(6)
     }
     assert len(keys) == 1
 

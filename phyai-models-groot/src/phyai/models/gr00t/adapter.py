@@ -130,9 +130,7 @@ class GrootAdapter(Adapter):
         return self._prepare_observations(seen)
 
     def _prepare_observations(self, seen: Sequence[Observation]) -> Prepared:
-        steps = common_steps(
-            [row.options for row in seen], self.groot.num_inference_timesteps
-        )
+        steps = common_steps([row.options for row in seen], self.groot.num_inference_timesteps)
         done = [self.processor.row(row) for row in seen]
         rows = [self._host_row(row, made) for row, made in zip(seen, done, strict=True)]
         longest = max(len(row.tokens) for row in rows)

@@ -150,7 +150,7 @@ class GrootConfig:
                     f"{name} must be at most {most}; got {getattr(self, name)}. Correct {name}."
                 )
         self._check_widths()
-        vision, text = self.backbone
+        _, text = self.backbone
         if self.select_layer > text.num_hidden_layers:
             raise ConfigError(
                 f"select_layer must be at most the backbone's {text.num_hidden_layers} language "
@@ -223,9 +223,7 @@ class GrootConfig:
         )
 
     @classmethod
-    def from_folder(
-        cls, folder: str | Path, backbone_dir: str | Path | None = None
-    ) -> GrootConfig:
+    def from_folder(cls, folder: str | Path, backbone_dir: str | Path | None = None) -> GrootConfig:
         """Return the config of a checkpoint folder.
 
         backbone_dir: folder of the backbone with its ``config.json`` or ``qwen3_vl_config.json``;

@@ -40,9 +40,7 @@ class GrootCost:
             self.config = GrootConfig.released()
 
     def workload(self) -> Workload:
-        return Workload(
-            cameras=CAMERAS, tokens=TOKENS, steps=self.config.num_inference_timesteps
-        )
+        return Workload(cameras=CAMERAS, tokens=TOKENS, steps=self.config.num_inference_timesteps)
 
     def stages(
         self, workload: Workload, *, published: bool = False, itemsize: int = 2
@@ -71,10 +69,7 @@ class GrootCost:
         state = (rows, config.state_history_length, config.max_state_dim)
         noise = (rows, config.action_horizon, config.max_action_dim)
         return GrootRequest(
-            pixel_values=torch.rand(
-                images * side * side, config.patch_values, generator=random
-            )
-            * 2
+            pixel_values=torch.rand(images * side * side, config.patch_values, generator=random) * 2
             - 1,
             image_grid_thw=torch.tensor([[1, side, side]] * images),
             input_ids=ids,

@@ -57,9 +57,7 @@ def velocity_ramp(horizon: int, overlap: int, frozen: int, rate: float) -> Tenso
     return ramp
 
 
-def rtc_tensors(
-    rows: Sequence[RtcStart | None], horizon: int, width: int
-) -> dict[str, Tensor]:
+def rtc_tensors(rows: Sequence[RtcStart | None], horizon: int, width: int) -> dict[str, Tensor]:
     """Return the inputs of a batch; none when RTC is off in all rows.
 
     ``rtc.start`` [B, T, A] and ``rtc.overlap`` bool [B, T]: where x starts from it; ``rtc.ramp``
@@ -97,17 +95,18 @@ def as_rtc(value: Any) -> RTCOptions | None:
                 "option rtc must be RTCOptions or a mapping of its fields (prev_chunk, "
                 f"inference_delay, execution_horizon); got {value!r}."
             ) from error
-    if value.prev_chunk is None:
+    options: RTCOptions = value
+    if options.prev_chunk is None:
         return None
-    if value.space not in ("model", "robot"):
-        raise RequestError(f"rtc space must be 'model' or 'robot'; got {value.space!r}.")
+    if options.space not in ("model", "robot"):
+        raise RequestError(f"rtc space must be 'model' or 'robot'; got {options.space!r}.")
     for name in ("schedule", "max_guidance_weight", "mode"):
-        if getattr(value, name) is not None:
+        if getattr(options, name) is not None:
             raise RequestError(
                 f"rtc {name} must be left out: this model has its own form of RTC, a velocity "
-                f"ramp; got {getattr(value, name)!r}."
+                f"ramp; got {getattr(options, name)!r}."
             )
-    return value
+    return options
 
 
 def rtc_start(options: RTCOptions, horizon: int, width: int, rate: float) -> RtcStart:

@@ -73,7 +73,6 @@ class Observed:
     def _with_padding_left(self, want: Tensor) -> Tensor:
         """Return the fixture's rows with their padding first."""
         rows = [
-            torch.cat([row[~mask], row[mask]])
-            for row, mask in zip(want, self.mask, strict=True)
+            torch.cat([row[~mask], row[mask]]) for row, mask in zip(want, self.mask, strict=True)
         ]
         return torch.stack(rows)

@@ -17,7 +17,7 @@ from phyai.layers import Placement
 from phyai.models.gr00t.checkpoint import HEAD
 from phyai.models.gr00t.config import GrootConfig
 from phyai.models.gr00t.network.bank import CategoryLinear, Gathered
-from phyai.models.gr00t.network.cross import CrossKeys, CrossReader, key_groups
+from phyai.models.gr00t.network.cross import CrossKeys, key_groups
 from phyai.models.gr00t.network.dit import DiT
 from phyai.models.gr00t.network.plan import RowShape
 from phyai.models.gr00t.network.time_embedding import (
@@ -241,4 +241,3 @@ class GrootDenoiser(nn.Module):
             "timestep": step.row(tables["timestep"]).expand(rows),
         }
         self._record(step, cache, every=every)
-

@@ -1,4 +1,4 @@
-"""The diffusion transformer: blocks that attend to the backbone's tokens and to themselves, by turns.
+"""The diffusion transformer: blocks that attend to the backbone's tokens or to their own.
 
 Every modulation comes from a table over steps; keys and values of the backbone's tokens are
 projected once per request and lie in the cache.
@@ -133,7 +133,7 @@ class DiT(nn.Module):
         cache: Cache,
         see: Callable[[str, Tensor], None] | None = None,
     ) -> Tensor:
-        """Return the normed last activations [B, T, W] of z [B, T, W]; ``proj_out`` is the caller's.
+        """Return the normed last activations [B, T, W] of z [B, T, W], before ``proj_out``.
 
         modulation float32 [blocks, 2, W]; last float32 [2, W]; see: told every block's output.
         """

@@ -120,9 +120,7 @@ def plan_batch(
         "image": (work[image_at], row_of[image_at], shape.image_tokens),
         "all": (everything, all_rows, shape.tokens),
     }
-    keys = {
-        group: _keys(*members[group], rows=rows, static=static) for group in groups
-    }
+    keys = {group: _keys(*members[group], rows=rows, static=static) for group in groups}
     return BatchPlan(sequence, padded, keys, rows)
 
 
