@@ -1,0 +1,125 @@
+"""A small byte-level tokenizer.json with the backbone's control tokens, written without training.
+
+Same rules as the real one, far fewer pieces: every byte has a token, common words of robot tasks
+are one token, and the control tokens may stand at any id.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+CONTROL = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+PAD, IMAGE = CONTROL[0], CONTROL[6]
+TINY_FIRST_CONTROL = 1000
+TINY_VOCAB = 1024
+"""Text pieces end well below the control tokens."""
+_WORDS = (
+    "user a all and apple away back black blue both bottle bottom bowl box bread brown can close "
+    "cloth cup cube cut cylinder drawer drop fold from front green hand hold in into left lid "
+    "lift mug move near of off on onto open orange out pick place plate pot pour press pull push "
+    "put red right rotate shelf slowly stack stop stove sweep table take the then to top towel "
+    "tray turn up white wipe with yellow"
+)
+TEMPLATE = (
+    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' }}"
+    "{%- for content in message.content %}"
+    "{%- if content.type == 'image' %}"
+    "{{- '<|vision_start|><|image_pad|><|vision_end|>' }}"
+    "{%- elif 'text' in content %}{{- content.text }}{%- endif %}"
+    "{%- endfor %}{{- '<|im_end|>\\n' }}{%- endfor %}"
+)
+
+
+def tiny_tokenizer(first_control: int = TINY_FIRST_CONTROL) -> dict[str, Any]:
+    """Return the content of tokenizer.json; equal on every call.
+
+    first_control: id of the first control token; the others follow.
+    """
+    merges: dict[tuple[str, str], None] = {}
+    for word in _WORDS.split():
+        for piece in (word, _SPACE + word):
+            # Each word grows from its first character, so a word is found from the left.
+            for end in range(1, len(piece)):
+                merges[piece[:end], piece[end]] = None
+    pieces = [*_bytes(), *("".join(merge) for merge in merges)]
+    vocab = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
+    control = {token: first_control + index for index, token in enumerate(CONTROL)}
+    assert len(vocab) <= min(first_control, TINY_FIRST_CONTROL)
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [_added(token, index) for token, index in control.items()],
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": False,
+            "use_regex": True,
+        },
+        "post_processor": None,
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": False,
+            "use_regex": True,
+        },
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            # In the model's own table too: that is what lets their ids leave a gap.
+            "vocab": {**vocab, **control},
+            "merges": [list(merge) for merge in merges],
+        },
+    }
+
+
+def write_tiny_tokenizer(folder: Path, first_control: int = TINY_FIRST_CONTROL) -> None:
+    """Write tokenizer.json, tokenizer_config.json and the chat template into ``folder``."""
+    settings: Mapping[str, Any] = {
+        "tokenizer_class": "Qwen2Tokenizer",
+        "pad_token": PAD,
+        "eos_token": "<|im_end|>",
+        "bos_token": None,
+        "model_max_length": 262144,
+    }
+    for name, data in (
+        ("tokenizer.json", tiny_tokenizer(first_control)),
+        ("tokenizer_config.json", settings),
+    ):
+        text = json.dumps(data, ensure_ascii=False, indent=1)
+        (folder / name).write_text(text, encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+
+
+def _added(token: str, index: int) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": index, "content": token, **flags, "special": True}
+
+
+def _bytes() -> list[str]:
+    """Return the characters that byte-level tokenizers write bytes 0 to 255 as."""
+    shown = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in shown else chr(next(hidden)) for byte in range(256)]
+
+
+_SPACE = _bytes()[ord(" ")]
