@@ -1,0 +1,65 @@
+"""The cost model counts what the layers really multiply, and its requests run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from phyai.cost import Workload, total_flops
+from phyai.errors import ConfigError
+from phyai.layers import Linear
+from phyai.models.gr00t.main_gr00t import GrootArgs, cost
+from tests.groot.groot_engines import engine_of, groot_args
+
+
+def test_linear_layers_do_the_counted_work() -> None:
+    """Each stage's operations are those of its linear layers plus attention, which is less."""
+    model = cost(groot_args())
+    workload = Workload(rows=2, cameras=1, tokens=9, steps=2)
+    done: Counter[str] = Counter()
+
+    def hook(module: nn.Module, args: tuple[Any, ...], out: torch.Tensor) -> None:
+        rows = args[0].numel() // args[0].shape[-1]
+        done[names[id(module)]] += 2 * rows * module.weight.numel()  # type: ignore[operator,union-attr]
+
+    with engine_of() as engine:
+        adapter: Any = engine.adapter
+        names = {
+            id(module): name.split(".")[1]
+            for name, module in adapter.modules.named_modules()
+            if isinstance(module, Linear)
+        }
+        for module in adapter.modules.modules():
+            if isinstance(module, Linear):
+                module.register_forward_hook(hook)
+        assert engine.step(model.request(workload)).shape[0] == 2
+    stages = {stage.stage: stage.flops for stage in model.stages(workload)}
+    # The rest is attention and, in the loop, the weights of the embodiments.
+    assert 0.5 * stages["vision"] < done["vision"] <= stages["vision"]
+    assert 0.5 * stages["text"] < done["text"] <= stages["text"]
+    assert 0.5 * stages["vl"] < done["vl"] <= stages["vl"]
+    assert 0.9 * stages["head"] < done["cross"] < stages["head"]
+    assert 0.4 * stages["loop"] < done["dit"] < stages["loop"]
+
+
+def test_released_sizes_and_the_published_account() -> None:
+    model = cost(GrootArgs())
+    workload = model.workload()
+    ours, theirs = model.stages(workload), model.stages(workload, published=True)
+    assert [stage.stage for stage in ours] == ["vision", "text", "vl", "head", "loop"]
+    assert total_flops(theirs) > total_flops(ours)
+    by = {stage.stage: stage for stage in ours}
+    assert by["text"].weight_bytes == pytest.approx(2 * 805.4e6, rel=1e-2)
+    assert by["vl"].weight_bytes == pytest.approx(2 * 201.4e6, rel=1e-2)
+    assert by["vision"].weight_bytes == pytest.approx(2 * 407e6, rel=2e-2)
+    assert model.published().figures
+
+
+@pytest.mark.parametrize("changes", [{"cameras": 0}, {"tokens": 10**5}])
+def test_a_workload_out_of_range_is_refused(changes: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="must be in"):
+        cost(groot_args()).request(Workload(**{"cameras": 1, "tokens": 4, **changes}))
