@@ -73,8 +73,9 @@ def measurements() -> list[Measurement]:
     found += [
         Measurement(
             f"int8-{name}",
-            ("--peer", "phyai", "--ours", f"config.kernel.config_path={INT8} embedding_in_file=true",
-             "--tolerance", "0.1", *work),
+            ("--peer", "phyai", "--ours",
+             f"config.kernel.config_path={INT8} embedding_in_file=true", "--tolerance", "0.1",
+             *work),
         )
         for name, work in WORK.items()
         if name != "deployed"

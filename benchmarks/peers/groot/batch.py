@@ -44,10 +44,10 @@ def expected_bytes(setup: Setup) -> int:
     """Return the weights' size and a generous one of all temporaries and of the interpreter."""
     sizes = GrootSizes.from_folder(setup.checkpoint)
     width = 4 if setup.dtype == "fp32" else 2
-    weights = sum(torch.Size(shape).numel() for _, shape in sizes.tensors()) * width
-    positions = sizes.positions(setup.cameras, setup.tokens)
-    patches = 4 * setup.cameras * sizes.image_tokens
-    scores = 4 * sizes.text["num_attention_heads"] * positions**2
-    mlp = 3 * (positions * sizes.text["intermediate_size"]
+    weights: int = sum(torch.Size(shape).numel() for _, shape in sizes.tensors()) * width
+    positions: int = sizes.positions(setup.cameras, setup.tokens)
+    patches: int = 4 * setup.cameras * sizes.image_tokens
+    scores: int = 4 * sizes.text["num_attention_heads"] * positions**2
+    mlp: int = 3 * (positions * sizes.text["intermediate_size"]
                + patches * sizes.vision["intermediate_size"])  # fmt: skip
     return weights + 4 * setup.rows * (scores + mlp) + GIB

@@ -44,7 +44,7 @@ class Attention(nn.Module):
         return out
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
+        return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
 
 
 class Projection(nn.Module):
@@ -98,7 +98,18 @@ class VisionLanguageBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm1(x)
         x = self.attn1(y, self.attn1.keys_values(y)) + x
-        return self.ff(self.norm3(x)) + x
+        out: Tensor = self.ff(self.norm3(x)) + x
+        return out
+
+
+class VisionLanguageStack(nn.Module):
+    transformer_blocks: Any
+
+    def __init__(self, width: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self.transformer_blocks = nn.ModuleList(
+            VisionLanguageBlock(width, heads) for _ in range(layers)
+        )
 
 
 class DiffusionBlock(nn.Module):
@@ -120,7 +131,19 @@ class DiffusionBlock(nn.Module):
     ) -> Tensor:
         y = self.norm1(x, level)
         x = self.attn1(y, keys_values or self.attn1.keys_values(y), mask) + x
-        return self.ff(self.norm3(x)) + x
+        out: Tensor = self.ff(self.norm3(x)) + x
+        return out
+
+
+class TimestepMlp(nn.Module):
+    def __init__(self, waves: int, width: int) -> None:
+        super().__init__()
+        self.linear_1 = nn.Linear(waves, width)
+        self.linear_2 = nn.Linear(width, width)
+
+    def forward(self, waves: Tensor) -> Tensor:
+        y: Tensor = self.linear_2(silu(self.linear_1(waves.to(self.linear_1.weight.dtype))))
+        return y
 
 
 class TimestepEncoder(nn.Module):
@@ -129,23 +152,21 @@ class TimestepEncoder(nn.Module):
     def __init__(self, width: int, waves: int = 256) -> None:
         super().__init__()
         self.waves = waves
-        self.timestep_embedder = nn.ModuleDict(
-            {"linear_1": nn.Linear(waves, width), "linear_2": nn.Linear(width, width)}
-        )
+        self.timestep_embedder = TimestepMlp(waves, width)
 
     def forward(self, bucket: Tensor) -> Tensor:
         """bucket int [B] -> [B, W]."""
         half = self.waves // 2
         exponent = -math.log(10000.0) * torch.arange(half, dtype=torch.float32) / (half - 1)
         angle = bucket[:, None].float() * exponent.exp()
-        first, second = self.timestep_embedder["linear_1"], self.timestep_embedder["linear_2"]
-        waves = torch.cat([angle.cos(), angle.sin()], dim=1).to(first.weight.dtype)
-        y: Tensor = second(silu(first(waves)))
+        y: Tensor = self.timestep_embedder(torch.cat([angle.cos(), angle.sin()], dim=1))
         return y
 
 
 class DiffusionTransformer(nn.Module):
     """Alternating blocks: cross attention to text or image tokens, self-attention."""
+
+    transformer_blocks: Any
 
     def __init__(self, width: int, source: int, config: Mapping[str, Any], every: int) -> None:
         super().__init__()
@@ -252,13 +273,8 @@ class ActionHead(nn.Module):
         state = c["max_state_dim"] * c["state_history_length"]
         self.keep_keys, self.buckets = keep_keys, c["num_timestep_buckets"]
         self.vlln = nn.LayerNorm(feature, 1e-5)
-        self.vl_self_attention = nn.ModuleDict(
-            {
-                "transformer_blocks": nn.ModuleList(
-                    VisionLanguageBlock(feature, vlsa["num_attention_heads"])
-                    for _ in range(vlsa["num_layers"])
-                )
-            }
+        self.vl_self_attention = VisionLanguageStack(
+            feature, vlsa["num_attention_heads"], vlsa["num_layers"]
         )
         self.state_encoder = CategoryMlp(many, state, c["hidden_size"], width)
         self.action_encoder = ActionEncoder(many, c["max_action_dim"], width)
@@ -271,7 +287,7 @@ class ActionHead(nn.Module):
     def project(self, features: Tensor) -> Tensor:
         """Return the features the DiT reads; pads, where there are any, take part."""
         x: Tensor = self.vlln(features)
-        for block in self.vl_self_attention["transformer_blocks"]:
+        for block in self.vl_self_attention.transformer_blocks:
             x = block(x)
         return x
 
@@ -287,7 +303,8 @@ class ActionHead(nn.Module):
     ) -> Tensor:
         """Return the actions [B, T, A] in the dtype of the noise after ``steps`` Euler steps."""
         token = self.state_encoder(state.flatten(1)[:, None], embodiment)
-        x, kept = noise, {} if self.keep_keys else None
+        x = noise
+        kept: KeysValues | None = {} if self.keep_keys else None
         chunk = noise.shape[1]
         for step in range(steps):
             bucket = torch.full((len(x),), int(step / steps * self.buckets), dtype=torch.int64)

@@ -269,8 +269,7 @@ class OfficialPi(nn.Module):
         mask = additive(seen)
         hidden = suffix.to(self.stack_dtype)
         positions = valid.sum(1, keepdim=True) + torch.arange(length, device=suffix.device)
-        rope = self.rotary(hidden, positions)
-        cache = PrefixCache(prefix)
+        rope, cache = self.rotary(hidden, positions), PrefixCache(prefix)
         for layer in self.expert.layers:
             hidden = layer(hidden, rope, mask, cache, cond)
         return hidden
@@ -330,7 +329,8 @@ class OfficialPi0(OfficialPi):
         return LanguageLayer(config, index)
 
     def last_norm(self, config: Any) -> nn.Module:
-        return GemmaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        norm: nn.Module = GemmaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        return norm
 
     def velocity(
         self, x: Tensor, time: Tensor, prefix: KeysValues, valid: Tensor, state: Tensor | None
