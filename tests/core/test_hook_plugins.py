@@ -39,6 +39,9 @@ LOADED = (
         (DUE + "@hookimpl\ndef phyai_validate_action(chunks): pass", "Did you mean 'chunk'"),
         ("def phyai_validate_action(chunk): pass", "not marked as a hook"),
         ("import torch", "must not import torch"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("", "must implement a hook; its module 'bad_dist.hooks' has none"),
+        (DUE + "def phyai_validate_actoin(chunk): pass", "Did you mean 'phyai_validate_action'"),
     ],
 )
 def test_a_broken_hook_plugin_stops_loading_unless_denied(
@@ -85,6 +88,8 @@ def test_commands_come_from_good_hook_plugins_and_problems_are_told(folder: Path
     install_hooks(folder, "c", "import no_such_module")
     install_hooks(folder, "d", DUE + command.replace("{}", "1 / 0"))
     install_hooks(folder, "e", DUE + command.replace("{}", "{'blocked': print}"))
+    install_hooks(folder, "f", DUE + command.replace("{}", "{3: print, '--help': print}"))
+    install_hooks(folder, "g", DUE + command.replace("return {}", "raise SystemExit(5)"))
     code = (
         "from phyai import plugins\ncommands, problems = plugins.hook_commands()\n"
         "result = [{k: v.__name__ for k, v in commands.items()}, problems]"
@@ -96,6 +101,9 @@ def test_commands_come_from_good_hook_plugins_and_problems_are_told(folder: Path
         "'hello', which is taken",
         "import-error",
         "ZeroDiv",
+        "command 3, which is no name",
+        "command '--help', which is no name",
+        "SystemExit: 5",
     ]
     assert len(problems) == len(expected)
     assert all(words in line for words, line in zip(expected, problems, strict=True))

@@ -79,6 +79,21 @@ BROKEN = {
         "invalid",
         "Did you mean 'phyai_adapter'",
     ),
+    "unmarked_misspelt": (
+        source("unmarked_misspelt", "unmarked_misspelt_dist") + "def phyai_solvr(): return None",
+        "invalid",
+        "not marked as a hook. Did you mean 'phyai_solver'",
+    ),
+    "newfield": (
+        source("newfield", "newfield_dist", ", colour='red'"),
+        "invalid",
+        "has no field 'colour' in adapter API 1.0",
+    ),
+    "nocost": (
+        source("nocost", "nocost_dist", ", cost='no path'"),
+        "invalid",
+        "cost must look like 'package.module:Name'",
+    ),
     "unmarked": ("def phyai_adapter(): return None", "invalid", "@hookimpl"),
     "nothing": (
         DUE + "@hookimpl\ndef phyai_adapter(): return {}",
@@ -195,7 +210,9 @@ def test_inspect_all_is_json_with_manifest_and_traceback(zoo: Path) -> None:
 
 
 def test_output_of_a_chatty_plugin_does_not_spoil_json(folder: Path) -> None:
-    install(folder, "chatty", "print('hello')\n" + source("chatty", "chatty_dist"))
+    code = source("chatty", "chatty_dist")
+    code = code.replace("    return", "    print('hello')\n    return")
+    install(folder, "chatty", "print('hello')\n" + code)
     done = run_python(
         folder, "import json\nfrom phyai import plugins\nprint(json.dumps(plugins.inspect_all()))"
     )

@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -50,8 +51,8 @@ def randomize(
             target = torch.empty(param.numel(), dtype=param.dtype) if flat is None else flat
             starts = range(0, param.numel(), _CHUNK)
             if param.dtype.is_floating_point:
-                list(pool.map(lambda s, t=target, n=name, m=(mean, std): _draw(t, s, seed, n, *m, stored),
-                              starts))  # fmt: skip
+                draw = partial(_draw, target, seed, name, mean, std, stored)
+                list(pool.map(draw, starts))
             else:
                 target.zero_()
             if flat is None:
@@ -65,12 +66,12 @@ def randomize(
 
 def _draw(
     target: Tensor,
-    start: int,
     seed: int,
     name: str,
     mean: float,
     std: float,
     stored: torch.dtype | None,
+    start: int,
 ) -> None:
     digest = hashlib.sha256(f"{seed}/{start}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
