@@ -48,7 +48,13 @@ def test_static_buckets_keep_every_golden_tensor(case: GoldenCase, runner: Golde
         assert [c for c in result.comparisons if not c.ok] == [], result.label
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.path.stem)
+REPLAYED = [
+    pytest.param(case, id=case.path.stem, marks=[] if "rtc" in case.path.stem else pytest.mark.slow)
+    for case in CASES
+]
+
+
+@pytest.mark.parametrize("case", REPLAYED)
 def test_replayed_actions_are_the_official_ones(case: GoldenCase, engines: Any) -> None:
     read = read_case(case.path, ROOT)
     for run in case_runs(read):
