@@ -35,6 +35,10 @@ _PART_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
 _FOUND_BEHIND = {"phyai_denoiser": "prepare_grid", "phyai_conditioning": "plan"}
 
 
+# What core reads of a kernel row first; it must not import their class, which imports torch.
+_ROW_ATTRIBUTES = ("op", "name", "fn", "reference")
+
+
 class Validator(NamedTuple):
     """A bound ``phyai_validate_action``: what is wrong with the chunk, or None."""
 
@@ -57,7 +61,7 @@ class Observers:
         for name, call in self._calls:
             try:
                 call(info)
-            except Exception:
+            except (Exception, SystemExit):
                 self.failures[name] += 1
                 if self.failures[name] == 1:
                     log.exception(
@@ -93,6 +97,7 @@ class HookBinder:
             if loaded is not None:  # None: a blocked name
                 check_hooks(loaded, name, "hooks")
         self._managers = [manager]
+        self._found: dict[str, tuple[list[pluggy.HookImpl], list[pluggy.HookImpl]]] = {}
         self._own: str | None = None
         if module is not None and not manager.is_registered(module):
             # A manager of its own: the caller's one may serve several adapters.
@@ -213,8 +218,16 @@ class HookBinder:
         """Return the kernel rows of every plugin, the selected adapter's included."""
         rows: list[Any] = []
         for implementation in self._implementations("phyai_kernels")[0]:
-            with _Blame(implementation.plugin_name, "phyai_kernels"):
-                rows += list(_call(implementation, {}) or ())
+            name = implementation.plugin_name
+            with _Blame(name, "phyai_kernels"):
+                offered = list(_call(implementation, {}) or ())
+            for row in offered:
+                if missing := [a for a in _ROW_ATTRIBUTES if not hasattr(row, a)]:
+                    raise PluginContractError(
+                        f"Hook 'phyai_kernels' of plugin {name!r} must return KernelRows; got "
+                        f"{type(row).__name__} without {', '.join(missing)}. See phyai.kernels."
+                    )
+            rows += offered
         return rows
 
     # ------------------------------------------------------------ internals
@@ -223,7 +236,15 @@ class HookBinder:
         return len(self._managers) > 1 and self._managers[1].is_registered(implementation.plugin)
 
     def _implementations(self, hook: str) -> tuple[list[pluggy.HookImpl], list[pluggy.HookImpl]]:
-        """Return plain and wrapper implementations in call order."""
+        """Return plain and wrapper implementations in call order, as of the first look.
+
+        A key that is first seen by a request binds its denoiser; pluggy is not asked again.
+        """
+        if hook not in self._found:
+            self._found[hook] = self._look_up(hook)
+        return self._found[hook]
+
+    def _look_up(self, hook: str) -> tuple[list[pluggy.HookImpl], list[pluggy.HookImpl]]:
         found = [
             implementation
             for manager in self._managers
@@ -243,7 +264,8 @@ class _Blame:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, _WrapperError):
+        blamed = isinstance(error, (Exception, SystemExit))
+        if blamed and not isinstance(error, _WrapperError):
             raise PluginError(
                 f"Plugin {self.name!r} failed in {self.hook}: {type(error).__name__}: {error}"
             ) from error

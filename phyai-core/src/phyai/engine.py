@@ -214,7 +214,7 @@ class Engine:
         return self._core
 
     def stats(self) -> dict[str, Any]:
-        """Return counts, latency percentiles (ms), memory and graphs, one entry per replica."""
+        """Return counts, latencies (ms), memory, graphs, failures of observers; by replica."""
         with self._wake:
             latencies = np.array(self._latencies)
             replica: dict[str, Any] = {
@@ -231,6 +231,7 @@ class Engine:
         replica["memory_bytes"] = self._core.services.memory.nbytes
         with contextlib.suppress(EngineUnavailableError):  # closed, maybe a moment ago
             replica["memory"] = self._core.memory_report()
+        replica["observer_failures"] = self._core.observer_failures()
         replica["graphs"] = self._core.services.graphs.stats()
         return {"plugin": self.args.plugin, "mode": self.mode, "replicas": [replica]}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from phyai.graph import GraphService
 from phyai.kernel_setup import apply_policy, kernel_table
 from phyai.kernels import native
 from phyai.memory import Arena, is_out_of_memory
+from phyai.plugin_rules import OBSERVER_HOOKS
 from phyai.plugins import find, load_hook_plugins
 from phyai.runner import Runner
 from phyai.scheduler import Scheduler
@@ -55,6 +57,8 @@ class EngineCore:
     Start-up order: plugin and argument types, config, device, threads, services, hooks, adapter
     load, parts. One request runs at a time (``lock``); ``prepare`` runs outside the lock.
 
+    plugin: id or ``dist:id``.  version: what the distribution must have; a worker gets both from
+    its parent and looks the plugin up in its own environment.
     hooks: the hook plugins; None = those installed.  capturer: what records regions instead of the
     configured back end, see ``GraphService``.
     """
@@ -65,12 +69,13 @@ class EngineCore:
         plugin_args: AdapterArgs,
         config: EngineConfig,
         *,
+        version: str | None = None,
         progress: Progress = no_progress,
         hooks: PluginManager | None = None,
         capturer: Capturer | None = None,
     ) -> None:
         self.plugin, self.args = plugin, plugin_args
-        record = find(plugin)
+        record = find(plugin, version=version)
         cls = record.load_class()
         expected = record.load_args()
         if not isinstance(plugin_args, expected):
@@ -119,15 +124,7 @@ class EngineCore:
             self._adapter = cls(plugin_args, config, self.services)
             self.load_report = _load(self._adapter)
             self.binder = HookBinder(manager, record, self._adapter, self.services)
-            self._notify = {
-                name: self.binder.observers(name)
-                for name in (
-                    "phyai_engine_ready",
-                    "phyai_request_started",
-                    "phyai_request_finished",
-                    "phyai_engine_closing",
-                )
-            }
+            self._notify = {name: self.binder.observers(name) for name in OBSERVER_HOOKS}
             self._runner = Runner(
                 self._adapter,
                 self.services,
@@ -189,6 +186,10 @@ class EngineCore:
         self.last_timing = timing
         self._notify["phyai_request_finished"](RequestInfo(self.plugin, rows, timing["total"]))
         return _with_timing(request, result, timing, prepared.meta is not None)
+
+    def observer_failures(self) -> dict[str, int]:
+        """Return how often observers of each plugin raised; those that never did are left out."""
+        return dict(sum((notify.failures for notify in self._notify.values()), Counter[str]()))
 
     def _prepare(self, request: Any) -> Prepared:
         """Prepare on the caller's thread, many at a time; ``close`` waits for the last one."""

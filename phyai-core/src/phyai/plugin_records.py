@@ -21,7 +21,12 @@ from typing import Any, Literal
 
 from phyai.errors import PluginContractError, PluginError, did_you_mean
 from phyai.manifest import AdapterManifest
-from phyai.plugin_rules import ApiVersionError, check_adapter_class, check_hooks, read_manifest
+from phyai.plugin_rules import (
+    ApiVersionError,
+    check_adapter_class,
+    check_hook_module,
+    read_manifest,
+)
 
 ADAPTER_GROUP = "phyai.plugins"
 HOOK_GROUP = "phyai.hooks"
@@ -195,6 +200,11 @@ def load(record: PluginRecord) -> PluginRecord:
     """
     if record.status != "ok" or record.manifest is not None or record.module is not None:
         return record
+    with contextlib.redirect_stdout(sys.stderr):  # a chatty plugin must not spoil --json
+        return _load(record)
+
+
+def _load(record: PluginRecord) -> PluginRecord:
     try:
         module = _import_module(record.value)
     except PluginContractError as exc:
@@ -203,7 +213,7 @@ def load(record: PluginRecord) -> PluginRecord:
         return _failed(record, "import-error", exc)
     try:
         if record.group == HOOK_GROUP:
-            check_hooks(module, record.id, "hooks")
+            check_hook_module(module, record.id)
             return dataclasses.replace(record, module=module)
         manifest = read_manifest(module, record.id)
     except ApiVersionError as exc:
@@ -220,8 +230,7 @@ def _import_module(value: str) -> ModuleType:
             "module with hook functions (an Entry class cannot be loaded)."
         )
     torch_was_there = "torch" in sys.modules
-    with contextlib.redirect_stdout(sys.stderr):  # a chatty plugin must not spoil --json
-        module = importlib.import_module(value)
+    module = importlib.import_module(value)
     if value in _imports_torch or ("torch" in sys.modules and not torch_was_there):
         _imports_torch.add(value)
         raise PluginContractError(

@@ -5,6 +5,8 @@ Layer 4, imports no torch. Every broken rule is a PluginContractError that names
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import functools
 import inspect
 import json
@@ -60,6 +62,11 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _OBJECT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
+_PARSER = pluggy.PluginManager("phyai")
+_MISSPELT = 0.9
+"""Similarity from which an unmarked function is taken for a hook: two letters of a short name."""
+
+
 class ApiVersionError(PluginContractError):
     """The plugin was written for another version of the adapter contract."""
 
@@ -83,18 +90,14 @@ def check_hooks(plugin: object, name: str, owner: Owner) -> None:
     owner: ``adapter`` for group ``phyai.plugins``, ``hooks`` for group ``phyai.hooks``.
     Raises: PluginContractError naming the hook, the argument and the nearest valid name.
     """
-    parser = pluggy.PluginManager("phyai")
     specs = hook_arguments()
     for attribute in dir(plugin):
         function = getattr(plugin, attribute, None) if attribute.startswith("phyai_") else None
-        options = parser.parse_hookimpl_opts(plugin, attribute)
+        options = _PARSER.parse_hookimpl_opts(plugin, attribute)
         if options is None:
             own = getattr(function, "__module__", None) == getattr(plugin, "__name__", "")
-            if attribute in specs and own and inspect.isfunction(function):
-                raise PluginContractError(
-                    f"Function {attribute!r} of plugin {name!r} is not marked as a hook. "
-                    "Put @hookimpl (from phyai.hooks) above it."
-                )
+            if own and inspect.isfunction(function):
+                _check_unmarked(attribute, name, specs)
             continue
         hook = options["specname"] or attribute
         if hook not in specs:
@@ -108,6 +111,32 @@ def check_hooks(plugin: object, name: str, owner: Owner) -> None:
         implementation = function if function is not None else getattr(plugin, attribute)
         _check_wrapper(hook, name, implementation, dict(options))
         _check_arguments(hook, name, implementation)
+
+
+def check_hook_module(module: object, name: str) -> None:
+    """Check a module of group ``phyai.hooks``; one without any hook may be a lost safety filter.
+
+    Raises: PluginContractError naming the rule.
+    """
+    check_hooks(module, name, "hooks")
+    if not any(_PARSER.parse_hookimpl_opts(module, attribute) for attribute in dir(module)):
+        raise PluginContractError(
+            f"Hook plugin {name!r} must implement a hook; its module "
+            f"{getattr(module, '__name__', module)!r} has none. Mark a function with @hookimpl "
+            "(from phyai.hooks), or point the entry point at the module that has it."
+        )
+
+
+def _check_unmarked(attribute: str, name: str, specs: Mapping[str, object]) -> None:
+    """Refuse a function that is meant to be a hook, by its name, but is not marked as one."""
+    close = difflib.get_close_matches(attribute, specs, n=1, cutoff=_MISSPELT)
+    if not close:
+        return
+    spelling = "" if attribute in specs else f" Did you mean {close[0]!r}?"
+    raise PluginContractError(
+        f"Function {attribute!r} of plugin {name!r} is not marked as a hook.{spelling} "
+        "Put @hookimpl (from phyai.hooks) above it."
+    )
 
 
 def _check_owner(hook: str, name: str, owner: Owner) -> None:
@@ -184,7 +213,7 @@ def read_manifest(module: object, plugin_id: str) -> AdapterManifest:
         )
     assert callable(adapter)
     _check_arguments(ONE_PER_ADAPTER, plugin_id, adapter)
-    manifest = adapter()
+    manifest = _call_adapter(adapter, plugin_id)
     if not isinstance(manifest, AdapterManifest):
         raise PluginContractError(
             f"phyai_adapter() of plugin {plugin_id!r} must return an AdapterManifest; got "
@@ -194,6 +223,23 @@ def read_manifest(module: object, plugin_id: str) -> AdapterManifest:
     check_hooks(module, plugin_id, "adapter")
     check_manifest(manifest, plugin_id)
     return manifest
+
+
+def _call_adapter(adapter: Callable[[], object], plugin_id: str) -> object:
+    try:
+        return adapter()
+    except TypeError as exc:
+        found = re.search(
+            r"AdapterManifest\.__init__\(\) got an unexpected keyword.*'(\w+)'", str(exc)
+        )
+        if found is None:
+            raise
+        fields = [field.name for field in dataclasses.fields(AdapterManifest)]
+        raise PluginContractError(
+            f"Manifest of plugin {plugin_id!r} has no field {found[1]!r} in adapter API "
+            f"{'.'.join(map(str, ADAPTER_API))}.{did_you_mean(found[1], fields)} Rename it, or "
+            "upgrade phyai-core if the plugin was written for a newer one."
+        ) from exc
 
 
 def check_api(manifest: AdapterManifest, core: tuple[int, int] = ADAPTER_API) -> None:
@@ -234,11 +280,15 @@ def check_manifest(manifest: AdapterManifest, plugin_id: str, *, on_disk: bool =
     presets = manifest.presets
     if not isinstance(presets, tuple) or not all(isinstance(p, Preset) for p in presets):
         raise _broken(plugin_id, "presets", "be a tuple of Preset", presets)
+    names = [preset.name for preset in presets]
+    if not all(isinstance(n, str) and n for n in names) or len(set(names)) < len(names):
+        raise _broken(plugin_id, "presets", "have different, non-empty names", names)
     if not isinstance(manifest.weights_licence, str):
         raise _broken(plugin_id, "weights_licence", "be a string", manifest.weights_licence)
     objects = {"target": manifest.target, "args": manifest.args} if on_disk else {}
-    if manifest.golden:
-        objects["golden"] = manifest.golden
+    for name in ("golden", "cost"):
+        if value := getattr(manifest, name):
+            objects[name] = value
     for preset in presets:
         objects[f"presets[{preset.name!r}].build"] = preset.build
         if preset.sample:

@@ -7,8 +7,11 @@ stops engine start, because it may be the safety filter.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -53,6 +56,7 @@ __all__ = [
 _Class = TypeVar("_Class", bound=type)
 
 _registered: dict[str, PluginRecord] = {}
+_COMMAND = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 class DuplicatePluginError(PluginContractError, ValueError):
@@ -295,12 +299,15 @@ def hook_commands() -> tuple[dict[str, Callable[..., Any]], list[str]]:
         manager = create_manager()
         try:
             manager.register(record.module, name=record.id)
-            offers = [dict(offer) for offer in manager.hook.phyai_commands()]
+            with contextlib.redirect_stdout(sys.stderr):
+                offers = [dict(offer) for offer in manager.hook.phyai_commands()]
         except (Exception, SystemExit) as exc:
             problems.append(f"{label} failed in phyai_commands: {type(exc).__name__}: {exc}")
             continue
         for name, command in (item for offer in offers for item in offer.items()):
-            if name in commands:
+            if not isinstance(name, str) or not _COMMAND.fullmatch(name):
+                problems.append(f"{label} offers command {name!r}, which is no name")
+            elif name in commands:
                 problems.append(f"{label} offers command {name!r}, which is taken")
             elif not callable(command):
                 problems.append(f"{label} offers command {name!r}, which is not callable")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -73,6 +74,11 @@ class Runner:
         self._changes = 0
         self._counted = (-1, 0)  # changes when the model's bytes were counted, and the bytes
         _check_prediction(self.solver, self.network, adapter.name)
+        self.rollout_solver: Solver | None = binder.bind_part(
+            "phyai_rollout_solver", adapter.rollout_solver()
+        )
+        # Bound again for each key; what is broken must fail here and not at the first request.
+        _check_prediction(self.solver, self.predict("off"), adapter.name)
         unit = getattr(adapter, "graph_unit", "loop")
         if unit != "loop":
             raise PluginContractError(
@@ -117,8 +123,11 @@ class Runner:
         self._changes += 1
         self.services.graphs.recapture_moved()
 
-    def wrap_prediction(self, predict: Denoiser) -> Denoiser:
-        """Apply the hooks outside guidance; at set-up of a key, never during a request."""
+    def predict(self, rtc: str) -> Denoiser:
+        """Return predict = RTC(Guidance(Hold(network))) inside the hooks of stage prediction."""
+        predict: Denoiser = Hold(_Recorded(self.network, self.services))
+        if rtc == "guided":
+            predict = GuidedRTC(predict, self.services.profile.recorder)
         return self._binder.bind_denoiser("prediction", predict)
 
     def model_objects(self, predict: Denoiser) -> Mapping[str, object]:
@@ -182,10 +191,11 @@ class Runner:
                 "actions must be finite in robot units; got NaN or infinity. Check the "
                 "checkpoint's statistics."
             )
+        guarded = _read_only(chunk) if self.validators else chunk
         for name, validator in self.validators:
             try:
-                problem = validator(chunk)
-            except Exception as error:
+                problem = validator(guarded)
+            except (Exception, SystemExit) as error:
                 raise ActionRejected(
                     f"validator {name!r} raised {type(error).__name__}: {error}. "
                     "The chunk was blocked."
@@ -237,7 +247,7 @@ class _Bound:
         services, spec = runner.services, runner.spec(key)
         _refuse_unbuilt(key, spec, runner.adapter.name)
         self.grid = runner.solver.grid(key)
-        self.predict = self._compose(key)
+        self.predict = runner.predict(key.rtc)
         _check_prediction(runner.solver, self.predict, runner.adapter.name)
         self.cache = Cache(name, key, bucket, spec, services.memory, services.device, "cond")
         try:
@@ -292,13 +302,6 @@ class _Bound:
         )
         self.x = {leaf: fresh[name] for leaf, name in names.items()}
 
-    def _compose(self, key: Key) -> Denoiser:
-        """predict = RTC(Guidance(Hold(network)))."""
-        predict: Denoiser = Hold(_Recorded(self.runner.network, self.runner.services))
-        if key.rtc == "guided":
-            predict = GuidedRTC(predict, self.runner.services.profile.recorder)
-        return self.runner.wrap_prediction(predict)
-
     def _region(self, name: str, fn: Callable[[], Any], *parts: Any) -> Callable[[], Any]:
         region = self._regions.get(name)
         if region is None:
@@ -328,6 +331,14 @@ class _Recorded:
                 self.recorder.put(f"steps.{leaf}.x", x[leaf][: cache.rows])
                 self.recorder.put(f"steps.{leaf}.{self.prediction}", out[leaf][: cache.rows])
         return out
+
+
+def _read_only(chunk: ActionChunk) -> ActionChunk:
+    """Return the chunk over the same memory, for eyes only: what is judged must not change."""
+    views = {name: getattr(chunk, name).view() for name in ("actions", "mask", "model_actions")}
+    for view in views.values():
+        view.flags.writeable = False
+    return replace(chunk, **views)
 
 
 def _chain(part: Any) -> Sequence[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable
@@ -42,7 +43,7 @@ class Commands(TyperGroup):
             return _build(cmd_name, _load(path), short_help=summary)
         offered = _plugin_commands()
         if cmd_name in offered:
-            return _build(cmd_name, offered[cmd_name])
+            return offered[cmd_name]
         if cmd_name in ELSEWHERE:
             return _build(cmd_name, _elsewhere(cmd_name), hidden=True, **_ANY_ARGUMENTS)
         return None
@@ -50,8 +51,8 @@ class Commands(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list of --help without importing core's commands: it answers at once."""
         rows = [(name, summary) for name, (_, summary) in COMMANDS.items()]
-        for name, target in _plugin_commands().items():
-            rows.append((name, _build(name, target).get_short_help_str(limit=80)))
+        for name, command in _plugin_commands().items():
+            rows.append((name, command.get_short_help_str(limit=80)))
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
@@ -83,8 +84,9 @@ def _build(name: str, target: Any, **settings: Any) -> Any:
     return command
 
 
-def _plugin_commands() -> dict[str, Callable[..., Any]]:
-    """Return the commands of hook plugins; what is left out is said on stderr."""
+@functools.cache
+def _plugin_commands() -> dict[str, Any]:
+    """Return the commands of hook plugins; what is left out is said on stderr, once."""
     if not may_have_hooks():
         return {}
     from phyai.plugins import hook_commands
@@ -93,9 +95,19 @@ def _plugin_commands() -> dict[str, Callable[..., Any]]:
     for name in [name for name in offered if name in COMMANDS]:
         del offered[name]
         problems.append(f"command {name!r} of a hook plugin is one of core's own")
+    built: dict[str, Any] = {}
+    for name, target in offered.items():
+        try:
+            built[name] = _build(name, target)
+            built[name].get_short_help_str()
+        except (Exception, SystemExit) as error:
+            built.pop(name, None)
+            problems.append(
+                f"command {name!r} of a hook plugin cannot be built: {type(error).__name__}: {error}"
+            )
     for problem in problems:
         print(f"note: {problem}", file=sys.stderr)
-    return offered
+    return built
 
 
 def _elsewhere(name: str) -> Callable[[], None]:
@@ -165,6 +177,7 @@ def _root(
 
 def run(arguments: list[str]) -> int:
     """Run a command line and return its exit code; its errors come out."""
+    _plugin_commands.cache_clear()
     command = typer.main.get_command(app)
     try:
         code = command.main(args=arguments, prog_name="phyai", standalone_mode=False)
