@@ -263,7 +263,7 @@ def _compare_settings(path: Path, data: Mapping[str, Any]) -> list[Comparison]:
             ("action", {part.key: part.scaling.dim for part in robot.actions}),
         ):
             stats = data["statistics"][tag][section]
-            want = {key: len(stats[key]["mean"]) for key in config[section]["modality_keys"]}
+            want = {key: len(stats[key]["min"]) for key in config[section]["modality_keys"]}
             rows.append(
                 exact(f"statistics of {tag}: {section}", list(got.items()), list(want.items()))
             )

@@ -177,6 +177,11 @@ def _scaling(stats: Statistics, section: str, key: str, mean_std: bool, quantile
             f"statistics.json must hold {names[0]} and {names[1]} of one shape for "
             f"{section}/{key}; got {list(low.shape)} and {list(high.shape)}. Download it again."
         )
+    if low.ndim > 1 and section != "relative_action":
+        raise CheckpointError(
+            f"statistics.json must hold one row of {section}/{key}; got shape {list(low.shape)}. "
+            "Only relative actions have one per step."
+        )
     known = required(stats, section, key, "min").shape[-1]
     if low.shape[-1] != known:
         raise CheckpointError(

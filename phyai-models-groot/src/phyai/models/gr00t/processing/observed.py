@@ -153,6 +153,7 @@ def _values(
     array = _array(name, value)
     if array.dtype.kind not in "fiu":
         raise RequestError(f"{name} must be numbers; got dtype {array.dtype}. Send floats.")
+    shape = list(array.shape)
     if array.ndim == 0 and width == 1:
         array = array[None]
     if array.ndim == 1 and modality.steps == 1:
@@ -160,7 +161,7 @@ def _values(
     if array.ndim != 2 or array.shape[1] != width:
         steps = "" if modality.steps == 1 else f" for each of {modality.steps} steps"
         raise RequestError(
-            f"{name} must have {wanted}{steps}; got shape {list(array.shape)}. "
+            f"{name} must have {wanted}{steps}; got shape {shape}. "
             "Send the state the checkpoint was trained on."
         )
     if len(array) != modality.steps:
@@ -181,7 +182,7 @@ def _array(name: str, value: Any) -> Array:
     """Return what a caller calls an array, sharing no memory with it."""
     if isinstance(value, Tensor):
         tensor = host_tensor(name, value)
-        value = tensor.float() if tensor.is_floating_point() else tensor
+        value = (tensor.float() if tensor.is_floating_point() else tensor).numpy(force=True)
     try:
         return np.array(value)
     except Exception as error:  # anything an array-like's own conversion raises

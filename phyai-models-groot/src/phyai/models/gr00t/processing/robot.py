@@ -59,6 +59,10 @@ class Robot:
                 f"embodiment {tag!r} must have a projector in [0, {config.max_num_embodiments}); "
                 f"got {number}. Add it to embodiment_id.json."
             )
+        # Before the statistics, which a horizon of another model would not fit either.
+        most_steps = settings.sizes.get("max_action_horizon", config.action_horizon)
+        horizon = min(config.action_horizon, most_steps)
+        _at_most(tag, "action steps", modalities.action.steps, horizon)
         state = state_scalings(
             modalities,
             stats,
@@ -74,25 +78,14 @@ class Robot:
         robot = cls(
             modalities, number, state, actions, settings.clip_outliers, settings.exclude_state
         )
-        robot.check(config, settings.sizes.get("max_action_horizon", config.action_horizon))
+        robot.check(config)
         return robot
 
-    def check(self, config: GrootConfig, most_steps: int) -> None:
+    def check(self, config: GrootConfig) -> None:
         """Raise CheckpointError unless states and actions fit into the model's sizes."""
-        tag, action = self.modalities.tag, self.modalities.action
-        horizon = min(config.action_horizon, most_steps)
-        limits = [
-            ("action steps", action.steps, horizon),
-            ("action values", self.action_dim, config.max_action_dim),
-            ("normalised state values", sum(s.width for s in self.state.values()),
-             config.max_state_dim),
-        ]  # fmt: skip
-        for what, got, most in limits:
-            if got > most:
-                raise CheckpointError(
-                    f"embodiment {tag!r} must have at most the model's {most} {what}; got {got}. "
-                    "Use a checkpoint that was trained with it."
-                )
+        tag, width = self.modalities.tag, sum(scaling.width for scaling in self.state.values())
+        _at_most(tag, "action values", self.action_dim, config.max_action_dim)
+        _at_most(tag, "normalised state values", width, config.max_state_dim)
         if self.modalities.state.steps != config.state_history_length:
             raise CheckpointError(
                 f"embodiment {tag!r} must have state_history_length = "
@@ -168,3 +161,11 @@ class Robot:
     def _with_references(self, raw: Raw) -> list[tuple[ActionPart, slice, Array | None]]:
         columns = self.columns().values()
         return list(zip(self.actions, columns, references(self.actions, raw), strict=True))
+
+
+def _at_most(tag: str, what: str, got: int, most: int) -> None:
+    if got > most:
+        raise CheckpointError(
+            f"embodiment {tag!r} must have at most the model's {most} {what}; got {got}. "
+            "Use a checkpoint that was trained with it."
+        )
