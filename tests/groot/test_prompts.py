@@ -18,7 +18,7 @@ from phyai.models.gr00t.processing.prompts import (
     formalize,
 )
 
-IMAGE_ID = 1006
+IMAGE_ID = 1012
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_formalize(text: str, want: str) -> None:
 
 def test_layout_and_ids(tokenizer: PromptTokenizer) -> None:
     ids = tokenizer.encode("pick up", [2, 1], 512)
-    control = {"start": 1001, "end": 1002, "see": 1003, "seen": 1004}
+    control = {"start": 1001, "end": 1002, "see": 1009, "seen": 1010}
     assert ids[0] == control["start"]
     assert [i for i in ids.tolist() if i >= 1000] == [
         control["start"],
@@ -109,7 +109,7 @@ def test_refused_prompts(prompt: Any, match: str) -> None:
 
 
 def test_tokenizers_of_other_backbones_are_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="at 5, as the backbone's config says; got 1006"):
+    with pytest.raises(CheckpointError, match="at 5, as the backbone's config says; got 1012"):
         _load(folder, image=5)
     data = json.loads((folder / "tokenizer.json").read_text("utf-8"))
     data["added_tokens"] = data["added_tokens"][:3]

@@ -202,6 +202,7 @@ def _robot(data: Mapping[str, Any], tag: str, percentiles: bool, relative: bool)
             "use_albumentations": True,  # no images here; its settings have defaults
         },
         data["statistics"],
+        {tag: 0},  # projectors are the pipeline's business
     )
     if tag not in settings.modalities:
         raise CheckpointError(

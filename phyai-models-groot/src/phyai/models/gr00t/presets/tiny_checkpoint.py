@@ -65,7 +65,7 @@ def write_released_inputs(folder: Path) -> None:
         image_crop_size=[230, 230],
         image_target_size=[256, 256],
     )
-    first = RELEASED["image_token_id"] - CONTROL.index(IMAGE)
+    first = RELEASED["image_token_id"] - CONTROL[IMAGE]
     write_backbone_files(folder / SUBFOLDER, RELEASED, first, 65536)
 
 

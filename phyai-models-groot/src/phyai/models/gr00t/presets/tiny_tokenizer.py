@@ -11,17 +11,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-CONTROL = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-)
-PAD, IMAGE = CONTROL[0], CONTROL[6]
+PAD, IMAGE = "<|endoftext|>", "<|image_pad|>"
+CONTROL = {
+    PAD: 0,
+    "<|im_start|>": 1,
+    "<|im_end|>": 2,
+    "<|vision_start|>": 9,
+    "<|vision_end|>": 10,
+    "<|vision_pad|>": 11,
+    IMAGE: 12,
+    "<|video_pad|>": 13,
+}
+"""Control tokens and how far their ids are from the first one's, as in the real vocabulary."""
 TINY_FIRST_CONTROL = 1000
 TINY_VOCAB = 1024
 """Text pieces end well below the control tokens."""
@@ -45,7 +46,7 @@ TEMPLATE = (
 def tiny_tokenizer(first_control: int = TINY_FIRST_CONTROL) -> dict[str, Any]:
     """Return the content of tokenizer.json; equal on every call.
 
-    first_control: id of the first control token; the others follow.
+    first_control: id of the first control token; the others keep their distance to it.
     """
     merges: dict[tuple[str, str], None] = {}
     for word in _WORDS.split():
@@ -55,7 +56,7 @@ def tiny_tokenizer(first_control: int = TINY_FIRST_CONTROL) -> dict[str, Any]:
                 merges[piece[:end], piece[end]] = None
     pieces = [*_bytes(), *("".join(merge) for merge in merges)]
     vocab = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
-    control = {token: first_control + index for index, token in enumerate(CONTROL)}
+    control = {token: first_control + offset for token, offset in CONTROL.items()}
     assert len(vocab) <= min(first_control, TINY_FIRST_CONTROL)
     return {
         "version": "1.0",

@@ -53,13 +53,13 @@ _TEXT: dict[str, Any] = {
         "mrope_section": [4, 2, 2],
         "rope_type": "default",
     },
-    "pad_token_id": TINY_FIRST_CONTROL + CONTROL.index(PAD),
+    "pad_token_id": TINY_FIRST_CONTROL + CONTROL[PAD],
     "model_type": "qwen3_vl_text",
 }
 BACKBONE: dict[str, Any] = {
     "architectures": ["Qwen3VLForConditionalGeneration"],
     "model_type": "qwen3_vl",
-    "image_token_id": TINY_FIRST_CONTROL + CONTROL.index(IMAGE),
+    "image_token_id": TINY_FIRST_CONTROL + CONTROL[IMAGE],
     "vision_config": _VISION,
     "text_config": _TEXT,
 }
