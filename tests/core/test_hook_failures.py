@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,14 +13,20 @@ import pytest
 from phyai.errors import ActionRejected, PluginContractError, PluginError
 from phyai.hooks import hookimpl
 from phyai.plugin_rules import OBSERVER_HOOKS, PART_HOOKS
+from phyai.testing.sandbox import Sandbox
 from tests.core.test_contract import observation
-from tests.core.toy_adapter import open_engine, registry, use_hooks
+from tests.core.toy_adapter import ToyAdapter, open_engine, registry, use_hooks
 
 
 @pytest.fixture(autouse=True)
 def _own_registry() -> Iterator[None]:
     with registry():
         yield
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path) -> Sandbox:
+    return Sandbox(tmp_path / "site")
 
 
 def raising(hook: str, error: BaseException, *, wrapper: bool = False) -> SimpleNamespace:
@@ -48,6 +55,81 @@ def test_a_part_hook_that_fails_stops_the_start_and_is_named(
     with pytest.raises(PluginError, match=words) as caught:
         open_engine()
     assert caught.value.__cause__ is error
+
+
+GUILTY = """
+from phyai.hooks import hookimpl
+
+class Part:
+    def __init__(self, inner):
+        self.inner = inner
+        self.prediction = inner.prediction
+    def __call__(self, x, step, cache):
+        {body}
+
+@hookimpl(wrapper=True)
+def phyai_denoiser(stage):
+    inner = yield
+    return Part(inner) if stage == {stage!r} else inner
+"""
+
+
+@pytest.mark.parametrize("stage", ["network", "prediction"])
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ("return 1 / 0", ZeroDivisionError),
+        ("return cache['mine']", PluginContractError),
+        ("raise SystemExit(3)", PluginError),
+    ],
+)
+def test_an_error_of_a_wrapper_during_a_request_names_its_plugin(
+    body: str, kind: type[Exception], stage: str, sandbox: Sandbox
+) -> None:
+    sandbox.hooks("guilty", GUILTY.format(body=body, stage=stage))
+    with sandbox.visible(), open_engine() as engine:
+        for _ in range(2):
+            with pytest.raises(kind) as caught:
+                engine.step(observation())
+            cause = caught.value.__cause__ if "SystemExit" in str(caught.value) else caught.value
+            assert cause is not None
+            assert cause.__notes__ == ["Raised by code of hook plugin 'guilty'."]
+
+
+def test_an_error_inside_a_wrapper_is_not_the_wrappers(sandbox: Sandbox) -> None:
+    sandbox.hooks(
+        "innocent", GUILTY.format(body="return self.inner(x, step, cache)", stage="network")
+    )
+    with sandbox.visible(), open_engine(Failing) as engine:
+        with pytest.raises(ZeroDivisionError) as caught:
+            engine.step(observation())
+    assert not hasattr(caught.value, "__notes__")
+
+
+class Failing(ToyAdapter):
+    """Its network fails."""
+
+    name = "toy-failing"
+
+    def denoiser(self) -> Any:
+        class Network:
+            prediction = "clean"
+
+            def __call__(self, x: Any, step: Any, cache: Any) -> Any:
+                return 1 / 0
+
+        return Network()
+
+
+def test_an_adapter_that_exits_is_an_error_of_the_engine() -> None:
+    class Leaving(ToyAdapter):
+        name = "toy-leaving"
+
+        def load(self) -> None:
+            raise SystemExit(7)
+
+    with pytest.raises(PluginError, match=r"'toy-leaving'.*SystemExit\(7\) while the engine"):
+        open_engine(Leaving)
 
 
 @pytest.mark.parametrize("error", [ValueError("oh"), SystemExit(4)], ids=["raises", "exits"])

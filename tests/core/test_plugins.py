@@ -17,6 +17,7 @@ from tests.core.sandbox import (
     ask,
     error_of,
     install,
+    make_distribution,
 )
 
 
@@ -58,6 +59,17 @@ def test_the_first_folder_of_the_path_shadows_the_second(folder: Path) -> None:
         "result = [r.version for r in plugins.discover()]"
     )
     assert ask(folder, code) == ["1.0"]
+
+
+def test_a_folder_without_plugins_shadows_too(folder: Path) -> None:
+    make_distribution(folder, "twice-dist", "9.0", {}, {})
+    install(folder / "later", "twice", dist="twice-dist")
+    install(folder / "later", "other")
+    code = (
+        "import sys\nsys.path.append(sys.path[1] + '/later')\nfrom phyai import plugins\n"
+        "result = [r.id for r in plugins.discover()]"
+    )
+    assert ask(folder, code) == ["other"]
 
 
 @pytest.mark.parametrize(

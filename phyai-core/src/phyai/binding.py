@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping
+from traceback import walk_tb
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -230,6 +231,25 @@ class HookBinder:
             rows += offered
         return rows
 
+    def add_note(self, error: BaseException) -> None:
+        """Note on the error of a request which hook plugin's code raised it, if one's did."""
+        packages = {
+            _package(implementation.function): implementation.plugin_name
+            for hook in PART_HOOKS
+            for implementations in self._implementations(hook)
+            for implementation in implementations
+            if not self._is_own(implementation)
+        }
+        adapter = _package(type(self.adapter))
+        frames = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+        for module in reversed(frames):  # from where it was raised outwards
+            if _inside(module, adapter):
+                return
+            name = next((n for package, n in packages.items() if _inside(module, package)), None)
+            if name is not None:
+                error.add_note(f"Raised by code of hook plugin {name!r}.")
+                return
+
     # ------------------------------------------------------------ internals
 
     def _is_own(self, implementation: pluggy.HookImpl) -> bool:
@@ -273,6 +293,16 @@ class _Blame:
 
 class _WrapperError(PluginContractError):
     """A wrapper broke the protocol; already names its plugin and hook."""
+
+
+def _package(thing: Any) -> str:
+    """Return the package of a function or class, or its module where that has none."""
+    module: str = thing.__module__
+    return module.rpartition(".")[0] or module
+
+
+def _inside(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
 
 
 def _call(implementation: pluggy.HookImpl, offered: Mapping[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from phyai.adapter import Adapter, AdapterArgs
 from phyai.backends import with_backends
 from phyai.binding import HookBinder
 from phyai.engine_config import EngineConfig, resolve_device
-from phyai.errors import CapacityError, ConfigError, EngineUnavailableError
+from phyai.errors import CapacityError, ConfigError, EngineUnavailableError, PluginError
 from phyai.graph import GraphService
 from phyai.kernel_setup import apply_policy, kernel_table
 from phyai.kernels import native
@@ -137,11 +137,13 @@ class EngineCore:
                 kernels.freeze()
             if config.runtime.warmup:
                 warm_up(self)
-        except BaseException:
+        except BaseException as error:
             try:
                 self.close()
             except Exception as second:  # what went wrong first is what the caller must see
                 log.warning("closing after a failed start also failed: %r", second)
+            if isinstance(error, SystemExit):
+                raise _exits(plugin, error, "the engine started") from error
             raise
         log.info(
             "plugin %s ready in %.2f s on %s", plugin, time.perf_counter() - started, self.device
@@ -182,6 +184,8 @@ class EngineCore:
             self._notify["phyai_request_finished"](
                 RequestInfo(self.plugin, rows, 1e3 * (time.perf_counter() - started), repr(error))
             )
+            if isinstance(error, SystemExit):
+                raise _exits(self.plugin, error, "a request ran") from error
             raise
         self.last_timing = timing
         self._notify["phyai_request_finished"](RequestInfo(self.plugin, rows, timing["total"]))
@@ -253,6 +257,14 @@ def closed_error() -> EngineUnavailableError:
     return EngineUnavailableError(
         "engine must be open to take requests; it is closed. Create a new Engine.",
         reason="closed",
+    )
+
+
+def _exits(plugin: str, error: SystemExit, when: str) -> PluginError:
+    """Return what to raise instead: a plugin must not end the process of the robot."""
+    return PluginError(
+        f"code of plugin {plugin!r} or of its hooks must not end the process; it raised "
+        f"SystemExit({error.code!r}) while {when}. Raise another error there."
     )
 
 

@@ -128,7 +128,12 @@ def discover_hooks() -> list[PluginRecord]:
 def _scan(group: str) -> list[PluginRecord]:
     records: list[PluginRecord] = []
     seen: set[str] = set()
+    folders: set[str] = set()
     for dist in importlib.metadata.distributions():
+        # One without plugins shadows, too; reading the metadata of all would take too long.
+        if (folder := _folder_name(dist)) in folders:
+            continue
+        folders.add(folder or f"unnamed {len(folders)}")
         # Read one distribution at a time: one with damaged metadata must not hide the others.
         try:
             text = dist.read_text("entry_points.txt")
@@ -152,6 +157,13 @@ def _scan(group: str) -> list[PluginRecord]:
             if entry.group == group
         ]
     return sorted(records, key=lambda record: (record.id, record.dist))
+
+
+def _folder_name(dist: importlib.metadata.Distribution) -> str | None:
+    """Return the canonical name that the folder of the metadata is called by, None without one."""
+    name = getattr(getattr(dist, "_path", None), "name", "")
+    stem, _, suffix = name.rpartition(".")
+    return canonical_name(stem.partition("-")[0]) if suffix in ("dist-info", "egg-info") else None
 
 
 def _identity(dist: importlib.metadata.Distribution) -> tuple[str, str]:

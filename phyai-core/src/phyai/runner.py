@@ -105,7 +105,8 @@ class Runner:
                     bound.solve()
                 with stage("output"):
                     results = self._output(bound.result(), bound.cache, batch)
-            except BaseException:
+            except BaseException as error:
+                self._binder.add_note(error)
                 self._forget(place)  # its buffers may hold NaN, or half a request
                 raise
             with stage("validate"):

@@ -102,9 +102,8 @@ def _plugin_commands() -> dict[str, Any]:
             built[name].get_short_help_str()
         except (Exception, SystemExit) as error:
             built.pop(name, None)
-            problems.append(
-                f"command {name!r} of a hook plugin cannot be built: {type(error).__name__}: {error}"
-            )
+            what = f"{type(error).__name__}: {error}"
+            problems.append(f"command {name!r} of a hook plugin cannot be built: {what}")
     for problem in problems:
         print(f"note: {problem}", file=sys.stderr)
     return built

@@ -70,15 +70,16 @@ def report(error: BaseException, *, debug: bool) -> int:
 
 def message(error: BaseException) -> str:
     """Return what a user reads of an error."""
+    notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
     if isinstance(error, PhyaiError):
-        return str(error)
+        return f"{error}{notes}"
     if isinstance(error, KeyboardInterrupt):
         return "Interrupted."
     if _is_usage(error):
         return _usage_message(error)
     name = type(error).__name__
     text = str(error).strip().rstrip(".")
-    return f"{name}: {text or 'no message'}. Run again with --debug for the traceback."
+    return f"{name}: {text or 'no message'}.{notes} Run again with --debug for the traceback."
 
 
 def _is_usage(error: BaseException) -> bool:
