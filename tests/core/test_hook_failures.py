@@ -100,9 +100,12 @@ def test_an_error_inside_a_wrapper_is_not_the_wrappers(sandbox: Sandbox) -> None
     sandbox.hooks(
         "innocent", GUILTY.format(body="return self.inner(x, step, cache)", stage="network")
     )
-    with sandbox.visible(), open_engine(Failing) as engine:
-        with pytest.raises(ZeroDivisionError) as caught:
-            engine.step(observation())
+    with (
+        sandbox.visible(),
+        open_engine(Failing) as engine,
+        pytest.raises(ZeroDivisionError) as caught,
+    ):
+        engine.step(observation())
     assert not hasattr(caught.value, "__notes__")
 
 

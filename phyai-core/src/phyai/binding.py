@@ -23,7 +23,7 @@ from phyai.types import ActionChunk, Denoiser
 log = logging.getLogger("phyai")
 
 # What core uses of each part; a cache part is a plain function.
-_PART_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
+PART_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     "phyai_conditioning": ("encode",),
     "phyai_cache": ("__call__",),
     "phyai_solver": ("accepts", "grid", "solve"),
@@ -33,7 +33,7 @@ _PART_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
 }
 # Optional methods that core looks for behind wrappers, by the attribute ``inner``. Were one hidden,
 # tables or index lists would never be filled and every result would be silently wrong.
-_FOUND_BEHIND = {"phyai_denoiser": "prepare_grid", "phyai_conditioning": "plan"}
+FOUND_BEHIND = {"phyai_denoiser": "prepare_grid", "phyai_conditioning": "plan"}
 
 
 # What core reads of a kernel row first; it must not import their class, which imports torch.
@@ -335,13 +335,13 @@ def _finish(generator: Generator[None, Any, Any], hook: str, name: str, part: An
 
 
 def _check_part(hook: str, name: str, part: Any, inner: Any) -> None:
-    missing = [a for a in _PART_ATTRIBUTES[hook] if not hasattr(part, a)]
+    missing = [a for a in PART_ATTRIBUTES[hook] if not hasattr(part, a)]
     if missing:
         raise PluginContractError(
             f"Hook {hook!r} of plugin {name!r} must return a {hook.removeprefix('phyai_')} part; "
             f"got {type(part).__name__} without {', '.join(missing)}. See phyai.types."
         )
-    method = _FOUND_BEHIND.get(hook)
+    method = FOUND_BEHIND.get(hook)
     if method is not None and _reaches(inner, method) and not _reaches(part, method):
         raise PluginContractError(
             f"Hook {hook!r} of plugin {name!r} hides {method}() of the wrapped part. Keep it in "

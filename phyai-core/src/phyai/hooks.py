@@ -4,7 +4,7 @@ A plugin marks plain functions with ``@hookimpl`` and declares the arguments it 
 Part hooks run at set-up: a plain implementation **replaces** the part (return None to leave it
 alone), a ``@hookimpl(wrapper=True)`` generator **wraps** it: ``inner = yield; return Mine(inner)``.
 A wrapper keeps the wrapped part in attribute ``inner``: core looks there for optional methods
-(``prepare_grid``, ``plan``) and for ``capture_safe = False``.
+(``prepare_grid``, ``plan``) and for ``capture_safe = False``. Reference: docs/reference/hooks.md.
 Order: ``tryfirst``, then the rest, then ``trylast``; by plugin name among equals. The first
 wrapper is the outermost.
 """
@@ -46,7 +46,11 @@ def phyai_conditioning(adapter: Any, services: Any) -> Conditioning | None:
 
 @hookspec(firstresult=True)
 def phyai_cache(adapter: Any, services: Any) -> CacheSpec | None:
-    """Return the CacheSpec; a wrapper that needs memory adds its buffers here."""
+    """Return the CacheSpec; a wrapper of any part that needs memory adds its buffers here.
+
+    Name buffers after the plugin; a wrapper whose buffers are written in the solver loop declares
+    them with ``scratch=True``.
+    """
 
 
 @hookspec(firstresult=True)
@@ -56,7 +60,10 @@ def phyai_solver(adapter: Any, services: Any) -> Solver | None:
 
 @hookspec(firstresult=True)
 def phyai_rollout_solver(adapter: Any, services: Any) -> Solver | None:
-    """Return the solver of rollout requests (RL)."""
+    """Return the solver of rollout requests (RL); a wrapper gets None where there is none.
+
+    Bound and checked at start; no request of this version is a rollout.
+    """
 
 
 @hookspec(firstresult=True)
@@ -68,18 +75,23 @@ def phyai_output(adapter: Any, services: Any) -> Output | None:
 def phyai_denoiser(adapter: Any, services: Any, stage: str, inner: Denoiser) -> Denoiser | None:
     """Return a denoiser around or instead of ``inner``.
 
-    stage: ``network`` (inside guidance, once per branch) or ``prediction`` (outside guidance).
+    stage: ``network`` (inside guidance, once per branch) or ``prediction`` (outside guidance). The
+    prediction is bound once at start, as a check, and again for each key.
     """
 
 
 @hookspec
 def phyai_validate_action(chunk: ActionChunk, adapter: Any) -> str | None:
-    """Return what is wrong with ``chunk``, or None; a text or an exception blocks the chunk."""
+    """Return what is wrong with ``chunk``, or None; a text or an exception blocks the chunk.
+
+    The arrays of ``chunk`` are read-only; to change actions wrap the output instead. Model requests
+    are in model space and are not shown to validators.
+    """
 
 
 @hookspec
 def phyai_kernels() -> Sequence[Any] | None:
-    """Return kernel table entries to add at set-up."""
+    """Return KernelRows to add to the table of operations at set-up."""
 
 
 @hookspec
