@@ -12,6 +12,7 @@ from phyai.cli.app import main
 from phyai.errors import ConfigError
 from phyai.scaffold import HOOKS, KINDS, MAX_NAME, Name, write_adapter, write_hook
 from tests.examples.installed import ROOT, run_installed
+from tests.native_cache import share_native
 
 LONGEST = Name("a" * MAX_NAME)
 
@@ -118,7 +119,7 @@ def test_a_new_adapter_prints_a_chunk(kind: str, tmp_path: Path) -> None:
         "--plugin",
         "fresh_policy",
     )
-    done = run_installed(folder, tmp_path / "site", *command, PHYAI_CACHE=str(tmp_path / "c"))
+    done = run_installed(folder, tmp_path / "site", *command, PHYAI_CACHE=_cache(tmp_path))
     assert done.returncode == 0, done.stderr
     assert {"vla": "vx", "tracker": "yaw"}[kind] in done.stdout
 
@@ -128,8 +129,9 @@ def test_a_new_adapter_prints_a_chunk(kind: str, tmp_path: Path) -> None:
 def test_a_new_adapter_passes_its_own_tests_and_mypy(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / kind
     write_adapter(Name("fresh_policy"), kind, folder)
-    cache = {"PHYAI_CACHE": str(tmp_path / "cache")}
-    tests = run_installed(folder, tmp_path / "site", "-m", "pytest", "-q", **cache)
+    tests = run_installed(
+        folder, tmp_path / "site", "-m", "pytest", "-q", PHYAI_CACHE=_cache(tmp_path)
+    )
     assert tests.returncode == 0, tests.stdout
     types = run_installed(folder, tmp_path / "site2", "-m", "mypy", MYPY_CACHE_DIR=_types())
     assert types.returncode == 0, types.stdout
@@ -146,6 +148,12 @@ def test_new_hooks_pass_their_own_tests_and_mypy(tmp_path: Path) -> None:
             folder, tmp_path / f"{hook}.types", "-m", "mypy", MYPY_CACHE_DIR=_types()
         )
         assert types.returncode == 0, f"{hook}\n{types.stdout}"
+
+
+def _cache(tmp_path: Path) -> str:
+    """Return a fresh cache folder with the compiled kernels in it."""
+    share_native(tmp_path / "cache")
+    return str(tmp_path / "cache")
 
 
 def _types() -> str:

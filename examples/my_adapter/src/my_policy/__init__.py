@@ -1,0 +1,1 @@
+"""A PhyAI adapter; the entry point is ``my_policy.plugin``."""
