@@ -184,8 +184,9 @@ def test_another_manifest_than_the_installed_one(site: Sandbox) -> None:
 
 
 def test_hook_modules_of_the_distribution_are_looked_at(phyai_sandbox: Sandbox) -> None:
+    hook = "from phyai.hooks import hookimpl\n@hookimpl\ndef phyai_engine_ready(): pass\n"
     for name, source, status in (
-        ("fine", "from phyai.hooks import hookimpl\n", "passed"),
+        ("fine", hook, "passed"),
         ("heavy", "import torch\n", "failed"),
     ):
         sandbox = Sandbox(phyai_sandbox.folder / name)

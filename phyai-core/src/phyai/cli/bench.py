@@ -10,19 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phyai.cli import console
-from phyai.cli.options import (
-    ArgOption,
-    CheckpointOption,
-    DebugOption,
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
-    PluginOption,
-    PresetOption,
-    RevisionOption,
-    SetOption,
-    TokenizerOption,
-)
+from phyai.cli.options import DebugOption, JsonOption, RunOptions, engine_options
 
 if TYPE_CHECKING:
     from phyai.profile.roofline import Machine
@@ -31,16 +19,9 @@ if TYPE_CHECKING:
 SIZES = "1,2,4"
 
 
+@engine_options
 def bench(
-    plugin: PluginOption = None,
-    preset: PresetOption = None,
-    checkpoint: CheckpointOption = None,
-    revision: RevisionOption = None,
-    dtype: DtypeOption = None,
-    device: DeviceOption = "auto",
-    tokenizer: TokenizerOption = None,
-    arg: ArgOption = None,
-    set_: SetOption = None,
+    wanted: RunOptions,
     batch: Annotated[
         str | None, typer.Option("--batch", metavar=SIZES, help="Rows per request. Default: 1.")
     ] = None,
@@ -87,7 +68,6 @@ def bench(
     apart.
     """
     from phyai.cli import measuring
-    from phyai.cli.run_setup import RunOptions
     from phyai.profile import plots as pictures
     from phyai.profile import report
     from phyai.profile.sweep import Watch, grid, parse_sizes
@@ -100,11 +80,7 @@ def bench(
     if plots is not None:
         pictures.check_matplotlib()
     with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
-        options = RunOptions(
-            plugin=plugin, preset=preset, checkpoint=checkpoint, revision=revision, dtype=dtype,
-            device=device, tokenizer=tokenizer, args=arg or (), settings=set_ or (),
-        )  # fmt: skip
-        subject = measuring.subject(options, max(sizes["rows"] or (1,)))
+        subject = measuring.subject(wanted, max(sizes["rows"] or (1,)))
         figures = measuring.require_cost(subject, "--published").published() if published else None
         if subject.cost is not None:  # sizes out of range are refused before the weights load
             for workload in grid(subject.cost.workload(), **sizes):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -64,3 +68,61 @@ SetOption = Annotated[
         help=f"Engine setting, see `phyai config --fields`. {MANY}",
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """The options that choose and configure an engine."""
+
+    plugin: str | None = None
+    preset: str | None = None
+    checkpoint: str | None = None
+    revision: str | None = None
+    dtype: str | None = None
+    device: str = "auto"
+    tokenizer: str | None = None
+    args: Sequence[str] = ()
+    settings: Sequence[str] = ()
+
+
+# Parameter of the command line, the field of RunOptions it fills, its option.
+_ENGINE: tuple[tuple[str, str, Any], ...] = (
+    ("plugin", "plugin", PluginOption),
+    ("preset", "preset", PresetOption),
+    ("checkpoint", "checkpoint", CheckpointOption),
+    ("revision", "revision", RevisionOption),
+    ("dtype", "dtype", DtypeOption),
+    ("device", "device", DeviceOption),
+    ("tokenizer", "tokenizer", TokenizerOption),
+    ("arg", "args", ArgOption),
+    ("set_", "settings", SetOption),
+)
+
+
+def engine_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that choose an engine, in the place of its parameter ``wanted``.
+
+    The command gets them together as a RunOptions.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name != "wanted":
+            parameters.append(parameter.replace(annotation=hints[name]))
+            continue
+        for option, _, annotation in _ENGINE:
+            default = "auto" if option == "device" else None
+            kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+            parameters.append(
+                inspect.Parameter(option, kind, default=default, annotation=annotation)
+            )
+
+    @functools.wraps(command)
+    def with_engine(**values: Any) -> None:
+        given = {field: values.pop(option) for option, field, _ in _ENGINE}
+        command(wanted=RunOptions(**{k: v for k, v in given.items() if v is not None}), **values)
+
+    # What typer reads instead of the command's own.
+    with_engine.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_engine.__annotations__ = {p.name: p.annotation for p in parameters}
+    return with_engine

@@ -11,19 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phyai.cli import console
-from phyai.cli.options import (
-    ArgOption,
-    CheckpointOption,
-    DebugOption,
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
-    PluginOption,
-    PresetOption,
-    RevisionOption,
-    SetOption,
-    TokenizerOption,
-)
+from phyai.cli.options import DebugOption, JsonOption, RunOptions, engine_options
 from phyai.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,16 +20,9 @@ if TYPE_CHECKING:
     from phyai.engine import Engine
 
 
+@engine_options
 def profile(
-    plugin: PluginOption = None,
-    preset: PresetOption = None,
-    checkpoint: CheckpointOption = None,
-    revision: RevisionOption = None,
-    dtype: DtypeOption = None,
-    device: DeviceOption = "auto",
-    tokenizer: TokenizerOption = None,
-    arg: ArgOption = None,
-    set_: SetOption = None,
+    wanted: RunOptions,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Rows of the request.")] = 1,
     cameras: Annotated[
         int | None, typer.Option("--cameras", min=1, help="Cameras per row. Default: all.")
@@ -85,7 +66,6 @@ def profile(
     "published" counts everything the architecture describes, "computed" what this runtime runs.
     """
     from phyai.cli import measuring, plots
-    from phyai.cli.run_setup import RunOptions
     from phyai.profile import report
     from phyai.profile.plots import plot_shares, share_groups
     from phyai.profile.sweep import grid
@@ -98,11 +78,7 @@ def profile(
     if plot is not None:
         plots.check_plot(plot)
     with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
-        options = RunOptions(
-            plugin=plugin, preset=preset, checkpoint=checkpoint, revision=revision, dtype=dtype,
-            device=device, tokenizer=tokenizer, args=arg or (), settings=set_ or (),
-        )  # fmt: skip
-        subject = measuring.subject(options, batch)
+        subject = measuring.subject(wanted, batch)
         cost = measuring.require_cost(subject, "phyai profile")
         given = {"rows": batch, "cameras": cameras, "tokens": tokens, "steps": steps}
         (work,) = grid(cost.workload(), **{k: (v,) for k, v in given.items() if v is not None})

@@ -13,20 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phyai.cli import console
-from phyai.cli.options import (
-    MANY,
-    ArgOption,
-    CheckpointOption,
-    DebugOption,
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
-    PluginOption,
-    PresetOption,
-    RevisionOption,
-    SetOption,
-    TokenizerOption,
-)
+from phyai.cli.options import MANY, DebugOption, JsonOption, RunOptions, engine_options
 from phyai.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
@@ -36,11 +23,9 @@ if TYPE_CHECKING:
     from phyai.types import Observation
 
 
+@engine_options
 def run(
-    plugin: PluginOption = None,
-    preset: PresetOption = None,
-    checkpoint: CheckpointOption = None,
-    revision: RevisionOption = None,
+    wanted: RunOptions,
     image: Annotated[
         list[str] | None,
         typer.Option("--image", metavar="CAMERA=FILE", help=f"An image of a camera. {MANY}"),
@@ -55,11 +40,6 @@ def run(
     steps: Annotated[
         int | None, typer.Option("--steps", min=1, help="Solver steps. Default: the checkpoint's.")
     ] = None,
-    dtype: DtypeOption = None,
-    device: DeviceOption = "auto",
-    tokenizer: TokenizerOption = None,
-    arg: ArgOption = None,
-    set_: SetOption = None,
     repeat: Annotated[
         int, typer.Option("--repeat", min=1, help="Run this often; shows first and median times.")
     ] = 1,
@@ -94,13 +74,7 @@ def run(
         raise ConfigError("--force belongs to --record DIR; got it alone.")
     hidden = contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext()
     with hidden:
-        setup = run_setup.prepare(
-            run_setup.RunOptions(
-                plugin=plugin, preset=preset, checkpoint=checkpoint, revision=revision,
-                dtype=dtype, device=device, tokenizer=tokenizer, args=arg or (),
-                settings=set_ or (),
-            )
-        )  # fmt: skip
+        setup = run_setup.prepare(wanted)
         setup, options = _request_options(setup, seed, steps)
         request = observation.merge(
             setup.sample,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from phyai import env, plugins
 from phyai.cli.console import Waiting
+from phyai.cli.options import RunOptions as RunOptions
 from phyai.config_fields import DTYPE_NAMES
 from phyai.config_mapping import convert, field_types, from_mapping
 from phyai.config_yaml import apply_overrides
@@ -24,21 +25,6 @@ if TYPE_CHECKING:
     from phyai.types import Observation
 
 DEVICES = ("auto", "cpu", "cuda")
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """The options of `phyai run` that choose and configure an engine."""
-
-    plugin: str | None = None
-    preset: str | None = None
-    checkpoint: str | None = None
-    revision: str | None = None
-    dtype: str | None = None
-    device: str = "auto"
-    tokenizer: str | None = None
-    args: Sequence[str] = ()
-    settings: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,19 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phyai.cli import console
-from phyai.cli.options import (
-    ArgOption,
-    CheckpointOption,
-    DebugOption,
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
-    PluginOption,
-    PresetOption,
-    RevisionOption,
-    SetOption,
-    TokenizerOption,
-)
+from phyai.cli.options import DebugOption, JsonOption, RunOptions, engine_options
 from phyai.errors import ConfigError, PhyaiError, PluginError
 
 if TYPE_CHECKING:
@@ -46,8 +34,9 @@ class Verdict:
     error: str = ""
 
 
+@engine_options
 def verify(
-    plugin: PluginOption = None,
+    wanted: RunOptions,
     golden: Annotated[
         Path | None, typer.Option("--golden", metavar="DIR", help="Folder of golden cases.")
     ] = None,
@@ -71,14 +60,6 @@ def verify(
         float | None,
         typer.Option("--max-abs", min=0.0, help="Largest error of a result. Default: no limit."),
     ] = None,
-    preset: PresetOption = None,
-    checkpoint: CheckpointOption = None,
-    revision: RevisionOption = None,
-    dtype: DtypeOption = None,
-    device: DeviceOption = "auto",
-    tokenizer: TokenizerOption = None,
-    arg: ArgOption = None,
-    set_: SetOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -95,25 +76,20 @@ def verify(
         )
     if golden is None:
         from phyai.cli import verify_reference
-        from phyai.cli.run_setup import RunOptions
 
-        options = RunOptions(
-            plugin=plugin, preset=preset, checkpoint=checkpoint, revision=revision, dtype=dtype,
-            device=device, tokenizer=tokenizer, args=arg or (), settings=set_ or (),
-        )  # fmt: skip
         limits = verify_reference.Limits(min_cosine, max_abs)
-        verify_reference.run(against or "", options, noises, limits, json=json)
+        verify_reference.run(against or "", wanted, noises, limits, json=json)
         return
-    if plugin is None:
+    if wanted.plugin is None:
         raise ConfigError(
             "--golden needs --plugin PLUGIN, whose cases they are; got none. Add --plugin."
         )
-    if preset or checkpoint or arg or set_:
+    if wanted.preset or wanted.checkpoint or wanted.args or wanted.settings:
         raise ConfigError(
             "--golden cases choose their own checkpoint and settings; got --preset, --checkpoint, "
             "--arg or --set. Drop them, or use --against reference."
         )
-    _verify_golden(plugin, golden, case, json=json, debug=debug)
+    _verify_golden(wanted.plugin, golden, case, json=json, debug=debug)
 
 
 def _verify_golden(plugin: str, golden: Path, case: str, *, json: bool, debug: bool) -> None:
