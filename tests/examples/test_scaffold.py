@@ -108,6 +108,7 @@ def test_plugin_module_imports_no_torch(kind: str, tmp_path: Path) -> None:
     assert run_installed(folder, tmp_path / "site", "-c", code).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_new_adapter_prints_a_chunk(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / kind
@@ -135,6 +136,16 @@ def test_a_new_adapter_passes_its_own_tests_and_mypy(kind: str, tmp_path: Path) 
     assert tests.returncode == 0, tests.stdout
     types = run_installed(folder, tmp_path / "site2", "-m", "mypy", MYPY_CACHE_DIR=_types())
     assert types.returncode == 0, types.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_new_adapter_can_be_served(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / kind
+    write_adapter(Name("fresh_policy"), kind, folder)
+    kit = ("-m", "phyai.testing", "fresh_policy", "--level", "3")
+    done = run_installed(folder, tmp_path / "site", *kit, PHYAI_CACHE=_cache(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow

@@ -75,6 +75,7 @@ def test_golden_through_one_row(row: KernelRow) -> None:
     assert row.name in chosen or row.op not in used_ops()
 
 
+@pytest.mark.slow
 def test_golden_through_the_references() -> None:
     chosen = check(REFERENCES, CASES)
     assert chosen <= {row.name for row in REFERENCES}

@@ -101,6 +101,7 @@ def run(sandbox: Sandbox, cache: Path, **env: str) -> tuple[int, str]:
     return len(json.loads(done.stdout)["actions"]), done.stderr
 
 
+@pytest.mark.slow
 def test_pi05_runs_beside_the_zoo_and_a_broken_groot(zoo: Sandbox, tmp_path: Path) -> None:
     """A distribution of the same name earlier on the path shadows the one that is installed."""
     zoo.distribution(
@@ -115,6 +116,7 @@ def test_pi05_runs_beside_the_zoo_and_a_broken_groot(zoo: Sandbox, tmp_path: Pat
     assert "ImportError: no longer here" in said
 
 
+@pytest.mark.slow
 def test_pi05_runs_without_groot(phyai_sandbox: Sandbox, tmp_path: Path) -> None:
     phyai_sandbox.distribution(GROOT, {}, {}, version="99.0")  # shadows it, and offers nothing
     actions, said = run(phyai_sandbox, tmp_path)

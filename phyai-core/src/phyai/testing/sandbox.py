@@ -19,6 +19,7 @@ from typing import Any
 
 import pluggy
 
+from phyai import env as env_registry
 from phyai import plugin_rules
 from phyai.plugin_rules import ADAPTER_METHODS
 
@@ -225,7 +226,7 @@ def run_python(
         # Without site-packages (-S) plugins installed beside the tests cannot be seen.
         path += [str(Path(plugin_rules.__file__).parents[1]), str(_pluggy_alone(folder))]
         flags.append("-S")
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PHYAI_", "PYTHON"))}
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith((env_registry.PREFIX, "PYTHON"))}
     return subprocess.run(
         [sys.executable, *flags, "-c", code, *arguments],
         env={**inherited, "PYTHONPATH": os.pathsep.join(path), **env},
