@@ -176,9 +176,11 @@ class FullReference:
     # ------------------------------------------------------------ head
 
     def _row_actions(self, row: RowInputs, steps: int) -> Tensor:
-        h = self._norm(self.features(row), f"{A}.vlln", 1e-5)
-        vl = self.config["vl_self_attention_cfg"]
-        for i in range(vl["num_layers"]):
+        h = self.features(row)
+        if self.config.get("use_vlln", True):
+            h = self._norm(h, f"{A}.vlln", 1e-5)
+        vl: Any = self.config.get("vl_self_attention_cfg")
+        for i in range(vl["num_layers"] if vl else 0):
             name = f"{A}.vl_self_attention.transformer_blocks.{i}"
             n = self._norm(h, f"{name}.norm1", 1e-5)
             h = h + self._attention(n, n, f"{name}.attn1", vl["num_attention_heads"])
@@ -186,9 +188,9 @@ class FullReference:
         state = torch.relu(self._bank(row.state.reshape(1, -1), "state_encoder.layer1", row))
         token = self._bank(state, "state_encoder.layer2", row)
         image = row.ids == self.image_token
-        x = row.noise
+        x, buckets = row.noise, self.config.get("num_timestep_buckets", 1000)
         for i in range(steps):
-            x = x + self._velocity(x, int(i / steps * 1000), token, h, image, row) / steps
+            x = x + self._velocity(x, int(i / steps * buckets), token, h, image, row) / steps
         return x
 
     def _velocity(
@@ -200,7 +202,9 @@ class FullReference:
         p = torch.cat([angles.sin(), angles.cos()]).expand(len(x), -1)
         a = torch.cat([self._bank(x, "action_encoder.W1", row), p], -1)
         a = self._bank(F.silu(self._bank(a, "action_encoder.W2", row)), "action_encoder.W3", row)
-        z = torch.cat([token, a + self.w[f"{A}.position_embedding.weight"][: len(x)]])
+        if self.config.get("add_pos_embed", True):
+            a = a + self.w[f"{A}.position_embedding.weight"][: len(x)]
+        z = torch.cat([token, a])
         angles = time * torch.exp(-math.log(1e4) * torch.arange(128) / 127)
         g = torch.cat([angles.cos(), angles.sin()])
         name = f"{A}.model.timestep_encoder.timestep_embedder"
@@ -210,7 +214,10 @@ class FullReference:
             name = f"{A}.model.transformer_blocks.{i}"
             scale, shift = self._linear(F.silu(temb), f"{name}.norm1.linear").chunk(2)
             n = F.layer_norm(z, (width,), eps=1e-5) * (1 + scale) + shift
-            keys = n if i % 2 else h[~image if i % every == 0 else image]
+            seen = ~image if i % every == 0 else image
+            if not self.config.get("use_alternate_vl_dit", True):
+                seen = torch.ones_like(image)
+            keys = n if i % 2 else h[seen]
             z = z + self._attention(n, keys, f"{name}.attn1", dit["num_attention_heads"])
             z = z + self._feed_forward(F.layer_norm(z, (width,), eps=1e-5), f"{name}.ff")
         shift, scale = self._linear(F.silu(temb), f"{A}.model.proj_out_1").chunk(2)

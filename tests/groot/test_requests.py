@@ -104,6 +104,22 @@ BAD: dict[str, tuple[Callable[[GrootRequest], Any], str]] = {
         lambda r: replace(r, rtc=RTCOptions(torch.zeros(2, 10), mode="guided")),
         "rtc mode must be left out",
     ),
+    "complex left-over": (
+        lambda r: replace(r, rtc=RTCOptions(torch.zeros(2, 10, dtype=torch.complex64))),
+        "must be real numbers; got complex64",
+    ),
+    "rtc options as text": (
+        lambda r: replace(r, prev_actions=torch.zeros(2, 8, 10), rtc_options="abc"),
+        "rtc_options must be a mapping",
+    ),
+    "rtc options by number": (
+        lambda r: replace(r, prev_actions=torch.zeros(2, 8, 10), rtc_options={1: 2, "a": 3}),
+        "got unknown 1, a",
+    ),
+    "images per row as a number": (
+        lambda r: replace(r, images_per_row=2),
+        r"images_per_row expected shape \[2\]",
+    ),
     "wide left-over": (lambda r: replace(r, rtc=RTCOptions(torch.zeros(2, 11))), "at most 10"),
     "rtc options missing": (
         lambda r: replace(r, prev_actions=torch.zeros(2, 8, 10)),
@@ -188,6 +204,17 @@ def test_a_left_over_and_the_official_tail_are_the_same(engine: Engine) -> None:
     official = engine.step(good(prev_actions=prev, rtc_options=options))
     mine = [RTCOptions(row[3:], inference_delay=2) for row in prev]
     assert torch.equal(engine.step(good(rtc=mine)), official)
+
+
+def test_mode_ramp_is_the_default(engine: Engine) -> None:
+    rest = torch.linspace(-1, 1, 50).view(5, 10)
+    named = engine.step(good(rtc=RTCOptions(rest, inference_delay=2, mode="ramp")))
+    assert torch.equal(named, engine.step(good(rtc=RTCOptions(rest, inference_delay=2))))
+
+
+def test_images_per_row_may_be_a_tensor(engine: Engine) -> None:
+    counted = engine.step(good(images_per_row=torch.tensor([1, 1])))
+    assert torch.equal(counted, engine.step(good()))
 
 
 @pytest.mark.parametrize("static", [False, True])

@@ -34,8 +34,8 @@ class RTCOptions:
         state (needed by relative-action policies).
     inference_delay: control periods that will pass before the new chunk arrives (d >= 0).
     execution_horizon: rows of the left-over that guide.  schedule: how their weight falls, see
-        ``phyai.rtc.prefix_weights``.  max_guidance_weight: limit of the pull.  mode: ``guided`` or
-        ``trained``.  None, each: the checkpoint's setting.
+        ``phyai.rtc.prefix_weights``.  max_guidance_weight: limit of the pull.  mode: ``guided``,
+        ``trained``, or ``ramp`` (of the velocity).  None, each: the checkpoint's setting.
 
     >>> from phyai.types import RTCOptions
     >>> rest = [[0.1, 0.2], [0.3, 0.4]]
@@ -48,7 +48,7 @@ class RTCOptions:
     execution_horizon: int | None = None
     schedule: str | None = None
     max_guidance_weight: float | None = None
-    mode: Literal["guided", "trained"] | None = None
+    mode: Literal["guided", "trained", "ramp"] | None = None
     space: Literal["model", "robot"] = "model"
 
     def with_chunk(self, prev_chunk: Any) -> RTCOptions:

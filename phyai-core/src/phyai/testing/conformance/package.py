@@ -179,8 +179,8 @@ _RULES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     ),
     "precisions": ("a mapping of names to lists of aliases", _precisions),
     "rtc": (
-        "a list out of guided, trained",
-        lambda v: _texts(v) and set(v) <= {"guided", "trained"},
+        "a list out of guided, ramp, trained",
+        lambda v: _texts(v) and set(v) <= {"guided", "ramp", "trained"},
     ),
     "sessions": ("true or false", lambda v: isinstance(v, bool)),
 }

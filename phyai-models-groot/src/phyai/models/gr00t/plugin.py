@@ -19,7 +19,8 @@ def phyai_adapter() -> AdapterManifest:
             "kind": "vla",
             "action_dim": 132,
             "horizon": 40,
-            "options": ["seed", "noise", "num_steps", "rtc", "embodiment"],
+            # and "embodiment", of this plugin alone: see expects()
+            "options": ["seed", "noise", "num_steps", "rtc"],
             "parallel": [],
             "precisions": {"fp32": ["float32"], "bf16": ["bfloat16"]},
             "rtc": ["ramp"],

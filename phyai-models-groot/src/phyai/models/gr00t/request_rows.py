@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phyai.adapter import check_rows, draw_noise, is_integer
+from phyai.adapter import check_rows, draw_noise
 from phyai.errors import RequestError
 from phyai.models.gr00t.args import GrootArgs
 from phyai.models.gr00t.config import GrootConfig
@@ -88,9 +88,9 @@ def _counts(
 ) -> list[int]:
     """Return the images of each row: as the request says, or as its image tokens ask for."""
     if request.images_per_row is not None:
-        counts = list(request.images_per_row)
-        good = all(is_integer(n) and n >= 0 for n in counts)
-        if not good or len(counts) != len(tokens) or sum(counts) != len(grids):
+        given: Any = request.images_per_row
+        counts = checked("images_per_row", given, (len(tokens),), torch.int64).tolist()
+        if min(counts) < 0 or sum(counts) != len(grids):
             raise RequestError(
                 f"images_per_row must hold {len(tokens)} numbers that add up to the "
                 f"{len(grids)} images; got {counts!r}."

@@ -19,6 +19,8 @@ from phyai.errors import RequestError
 from phyai.models.gr00t.host_tensor import host_tensor
 from phyai.types import RTCOptions
 
+MODE = "ramp"
+"""Name of this form of RTC; a request may say it or leave the mode out."""
 OFFICIAL_OPTIONS = (
     "action_horizon",
     "rtc_overlap_steps",
@@ -100,11 +102,12 @@ def as_rtc(value: Any) -> RTCOptions | None:
         return None
     if options.space not in ("model", "robot"):
         raise RequestError(f"rtc space must be 'model' or 'robot'; got {options.space!r}.")
-    for name in ("schedule", "max_guidance_weight", "mode"):
+    foreign = ["schedule", "max_guidance_weight"] + ["mode"] * (options.mode != MODE)
+    for name in foreign:
         if getattr(options, name) is not None:
             raise RequestError(
                 f"rtc {name} must be left out: this model has its own form of RTC, a velocity "
-                f"ramp; got {getattr(options, name)!r}."
+                f"ramp (mode {MODE!r}); got {getattr(options, name)!r}."
             )
     return options
 
@@ -183,8 +186,13 @@ def official_starts(
     ``rtc_overlap_steps``, ``rtc_frozen_steps`` and optionally ``rtc_ramp_rate``.
     Raises: RequestError for options that are missing, unknown or do not fit.
     """
+    if options is not None and not isinstance(options, Mapping):
+        raise RequestError(
+            f"rtc_options must be a mapping of {', '.join(OFFICIAL_OPTIONS)}; got "
+            f"{type(options).__name__}. Send a mapping."
+        )
     given = dict(options or {})
-    unknown = sorted(given.keys() - set(OFFICIAL_OPTIONS))
+    unknown = sorted(str(name) for name in given.keys() - set(OFFICIAL_OPTIONS))
     absent = [name for name in OFFICIAL_OPTIONS[:3] if name not in given]
     if unknown or absent:
         raise RequestError(
@@ -211,7 +219,12 @@ def _bounded(name: str, given: Mapping[str, Any], least: int, most: int, limit: 
 
 
 def _numbers(value: Any) -> Tensor:
-    return host_tensor("rtc prev_chunk", value).to(torch.float32)
+    found = host_tensor("rtc prev_chunk", value)
+    if found.is_complex() or found.dtype == torch.bool:
+        raise RequestError(
+            f"rtc prev_chunk must be real numbers; got {str(found.dtype).removeprefix('torch.')}."
+        )
+    return found.to(torch.float32)
 
 
 def _count(name: str, value: Any, default: int, least: int) -> int:

@@ -86,8 +86,13 @@ def read_case(path: Path, root: Path) -> Case:
 
 
 def case_runs(case: Case) -> list[GoldenRun]:
-    """Return the runs of a case: alone, with official padding where it matters, and in bf16."""
-    runs = [_run(case, "", padding=False)]
+    """Return the runs of a case: alone, with official padding where it matters, and in bf16.
+
+    A case that holds nothing of its rows alone has no run of them.
+    """
+    runs = []
+    if any(_belongs(case, name, padding=False) for name in case.outputs()):
+        runs.append(_run(case, "", padding=False))
     if case.padded:
         runs.append(_run(case, "[official padding]", padding=True))
     return [*runs, _bf16_run(case)]
@@ -123,16 +128,16 @@ def case_args(case: Case, precision: str, *, padding: bool) -> GrootArgs:
 def _run(case: Case, label: str, *, padding: bool) -> GoldenRun:
     def compare(adapter: Adapter | None, result: Any, records: Records) -> list[Comparison]:
         seen = Observed(records, result, case.mask, padded=padding)
-        rows = [_compare(case, name, seen, padding) for name in case.outputs()]
-        return [row for row in rows if row is not None]
+        names = [n for n in case.outputs() if _belongs(case, n, padding=padding)]
+        return [_compare(case, name, seen) for name in names]
 
     args = case_args(case, "fp32", padding=padding)
     return GoldenRun(f"{case.path.stem}{label}", compare, args, case_request(case))
 
 
 def _bf16_run(case: Case) -> GoldenRun:
-    want = case.tensors.get(SOLO, case.tensors[ACTIONS])
     name = SOLO if SOLO in case.tensors else ACTIONS
+    want = case.tensors[name]
 
     def compare(adapter: Adapter | None, result: Any, records: Records) -> list[Comparison]:
         got = result.float().cpu()
@@ -142,24 +147,28 @@ def _bf16_run(case: Case) -> GoldenRun:
             Comparison(f"{name} [bf16, 1 - cosine]", 1.0 - float(cosine), BF16_COSINE),
         ]
 
-    args = case_args(case, "bf16", padding=False)
+    args = case_args(case, "bf16", padding=case.padded and name == ACTIONS)
     return GoldenRun(f"{case.path.stem}[bf16]", compare, args, case_request(case), records=())
 
 
-def _compare(case: Case, name: str, seen: Observed, padding: bool) -> Comparison | None:
-    """Return the comparison of one fixture tensor; None when this run is not the one for it.
+def _belongs(case: Case, name: str, *, padding: bool) -> bool:
+    """Return whether a fixture tensor is compared in the run with or without official padding.
 
-    Without official padding, tensors behind the VL self-attention are those of the row alone;
-    where rows are padded the fixture has only their actions.
+    Without it, tensors behind the VL self-attention are those of the row alone; where rows are
+    padded the fixture has only their actions.
     """
+    if not case.padded:
+        return True
+    if name in (ACTIONS, SOLO):
+        return padding is (name == ACTIONS)
+    return padding or not _depends_on_padding(name)
+
+
+def _compare(case: Case, name: str, seen: Observed) -> Comparison:
+    """Return the comparison of one fixture tensor."""
     want = case.tensors[name]
     if name in (ACTIONS, SOLO):
-        alone = name == SOLO or not case.padded
-        if alone is padding and case.padded:
-            return None
         return absolute(name, seen.actions, want, HEAD)
-    if case.padded and not padding and _depends_on_padding(name):
-        return None
     if name in _EXACT:
         return _EXACT[name](name, seen, want)
     try:
