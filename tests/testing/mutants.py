@@ -109,6 +109,19 @@ MUTANTS: dict[str, Mutant] = {
         also=_ROWS,
         maybe=("l2_rows_of_a_bucket_keep_their_bits",),
     ),
+    "padding of a longer prompt that counts": Mutant(
+        "model",
+        (
+            (
+                "self._state(row) for row in rows",
+                "self._state(row) * (1 + max(len(str(r.prompt)) for r in rows)"
+                " - len(str(row.prompt))) for row in rows",
+            ),
+        ),
+        "l2_rows_of_a_bucket_keep_their_bits",
+        "a row must not depend on the rows beside it; with 2 other rows",
+        also=("l2_rows_of_other_buckets_stay_close",),
+    ),
     "data in the key": Mutant(
         "model",
         (
@@ -126,13 +139,14 @@ MUTANTS: dict[str, Mutant] = {
         (('draw_noise(SHAPE, options.get("seed"))', "draw_noise(SHAPE, 0)"),),
         "l2_seed_decides_the_noise",
         "seeds 11 and 12 must give different noise",
+        also=("l3_malformed_requests_are_refused",),
     ),
     "noise that is ignored": Mutant(
         "model",
         (('        noise = options.get("noise")\n', "        noise = None\n"),),
         "l2_given_noise_is_used",
         "option noise must be what the solver starts from",
-        also=("l2_goldens_are_kept",),
+        also=("l2_goldens_are_kept", "l3_malformed_requests_are_refused"),
     ),
     "noise drawn inside the solve": Mutant(
         "model",
@@ -286,6 +300,12 @@ MUTANTS: dict[str, Mutant] = {
         "l3_malformed_requests_are_refused",
         "a request with a state with NaN must give a RequestError; got ValueError",
     ),
+    "untyped error for an option": Mutant(
+        "model",
+        (("any(n != steps[0] for n in steps)", "len(set(steps)) > 1"),),
+        "l3_malformed_requests_are_refused",
+        "option num_steps [10] must give a RequestError; got TypeError",
+    ),
     "no check of the input": Mutant(
         "model",
         (("        unknown = sorted(set(row.images) - {CAMERA})\n", "        unknown = []\n"),),
@@ -315,6 +335,20 @@ MUTANTS: dict[str, Mutant] = {
         ),
         "l3_memory_is_steady_over_200_requests",
         "Python bytes grew from",
+        only=("l3_memory*",),
+    ),
+    "noise that is kept": Mutant(
+        "model",
+        (
+            (
+                '            return draw_noise(SHAPE, options.get("seed"))\n',
+                '            seed = options.get("seed")\n'
+                '            self.kept = getattr(self, "kept", {})\n'
+                "            return self.kept.setdefault(seed, draw_noise(SHAPE, seed))\n",
+            ),
+        ),
+        "l3_memory_is_steady_over_200_requests",
+        "tensors grew from",
         only=("l3_memory*",),
     ),
     "another result in a worker": Mutant(

@@ -119,6 +119,58 @@ def test_the_class_has_a_method_per_check_and_leaves_out_higher_levels() -> None
         assert check.summary.endswith(".")
 
 
+AUTHORS = """
+import pytest
+from phyai.testing import AdapterConformance
+
+def constant(request, noise):
+    return 0.0 * noise["action"]
+
+class TestOne(AdapterConformance):
+    manifest = {plugin!r}
+    reference = constant
+
+class TestTwo(AdapterConformance):
+    manifest = {plugin!r}
+    tiny_checkpoint = {empty!r}
+
+@pytest.fixture
+def golden_dir(tmp_path):
+    return tmp_path  # without cases
+"""
+
+
+def test_what_the_class_leaves_out_is_asked_of_its_module(
+    phyai_sandbox: Sandbox, tmp_path: Path
+) -> None:
+    """A function is taken as it is, a fixture of the module is found, and -k hides no failure."""
+    policies.install(phyai_sandbox)
+    (tmp_path / "empty").mkdir()
+    file = tmp_path / "test_it.py"
+    file.write_text(AUTHORS.format(plugin=policies.PLUGIN, empty=str(tmp_path / "empty")))
+    names = "reference_is or goldens_are or results_are_well"
+    share_native(tmp_path / "cache")
+    done = phyai_sandbox.python(
+        "import sys, pytest\n"
+        f"sys.exit(pytest.main(['-q', '-rA', '-p', 'no:cacheprovider', '-k', {names!r}, "
+        f"'--rootdir', {str(tmp_path)!r}, '--import-mode=importlib', {str(file)!r}]))",
+        isolated=False, PHYAI_CACHE=str(tmp_path / "cache"), OMP_NUM_THREADS="1",
+    )  # fmt: skip
+    lines = [line.split() for line in done.stdout.splitlines()]
+    ends = [(words[1].partition("::")[2], words[0]) for words in lines if "::" in "".join(words)]
+    assert dict(ends) == {
+        "TestOne::test_l2_results_are_well_formed": "PASSED",
+        "TestOne::test_l2_goldens_are_kept": "FAILED",
+        "TestOne::test_l2_reference_is_matched": "FAILED",
+        "TestTwo::test_l2_results_are_well_formed": "FAILED",
+        "TestTwo::test_l2_goldens_are_kept": "FAILED",
+        "TestTwo::test_l2_reference_is_matched": "FAILED",
+    }, done.stdout
+    assert done.stdout.count("golden_dir must hold cases") == 1
+    assert done.stdout.count("must equal the reference") == 1
+    assert done.stdout.count("\nthe engine must start") == 3  # what -k left out, thrice
+
+
 # ---------------------------------------------------------------- what the author sees
 
 
@@ -141,11 +193,52 @@ def test_a_failure_says_why_and_what_to_do(
     assert found["checks"][1]["status"] == "failed"
 
 
+def test_a_golden_case_that_nothing_compares_is_a_failure(site: Sandbox, weights: Path) -> None:
+    other = weights / "preprocess_other.json"
+    other.write_text("{}")
+    try:
+        subject = Subject(Given(policies.PLUGIN, tiny_checkpoint=weights, golden_dir=weights))
+        (outcome,) = report.run_checks(subject, only=["l2_goldens_are_kept"])
+        subject.close()
+    finally:
+        other.unlink()
+    assert outcome.status == "failed"
+    assert "must be compared; preprocess_other.json" in outcome.message
+
+
+def test_a_check_that_is_not_run_is_told_with_its_cause(site: Sandbox, tmp_path: Path) -> None:
+    subject = Subject(Given(policies.PLUGIN, tiny_checkpoint=tmp_path))
+    outcomes = report.run_checks(subject, only=["l2_requests_succeed", "l2_goldens*"])
+    assert [(o.name, o.status) for o in outcomes] == [
+        ("l1_loads", "failed"),
+        ("l2_requests_succeed", "not-run"),
+        ("l2_goldens_are_kept", "not-run"),
+    ]
+
+
+def test_two_eager_runs_are_no_comparison_of_graphs(
+    site: Sandbox, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from correct_policy.model import Features, Network
+
+    for part in (Features, Network):
+        monkeypatch.setattr(part, "capture_safe", False, raising=False)
+    subject = Subject(
+        Given(policies.PLUGIN, tiny_checkpoint=weights, sample_requests=policies.requests())
+    )
+    outcomes = report.run_checks(subject, only=["l2_recorded*"])
+    subject.close()
+    assert [o.status for o in outcomes] == ["not-applicable"]
+    assert "capture_safe = False" in outcomes[0].message
+
+
 def test_wrong_usage_is_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["toy_policy", "--checkpoint", str(tmp_path / "nowhere")]) == 2
     assert "--checkpoint must name a folder" in capsys.readouterr().err
     assert main(["toy_policy", "--only", "l9_*"]) == 2
     assert "must match a check" in capsys.readouterr().err
+    assert main(["toy_policy", "--json", str(tmp_path / "nowhere" / "report.json")]) == 2
+    assert "--json must be in a folder" in capsys.readouterr().err
 
 
 def test_an_unknown_plugin_fails_once_and_nothing_else_runs(

@@ -22,7 +22,13 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return policies.golden_set(folder, policies.reference(folder))
 
 
-@pytest.mark.parametrize("name", list(MUTANTS))
+SLOW = {"memory that grows", "host memory that grows", "another result in a worker"}
+"""Seconds each, for another reason of a check that is tested in the default tier."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in MUTANTS]
+)
 def test_mutant_is_caught(name: str, weights: Path, phyai_sandbox: Sandbox) -> None:
     mutant = MUTANTS[name]
     failed = failures(mutant, weights, phyai_sandbox, (mutant.caught,))

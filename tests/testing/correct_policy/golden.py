@@ -14,6 +14,8 @@ from phyai.types import Observation
 
 
 def golden_runs(path: Path, root: Path) -> list[GoldenRun]:
+    if path.suffix != ".safetensors":
+        return []
     case = load_file(path)
     request = Observation(
         images={"front": case["in.image"].numpy()},

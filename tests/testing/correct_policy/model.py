@@ -133,13 +133,17 @@ class ToyPolicy(Adapter):
         noise = options.get("noise")
         if noise is None:
             return draw_noise(SHAPE, options.get("seed"))
-        if tuple(noise.shape) != SHAPE:
-            raise RequestError(f"noise must have shape {SHAPE}; got {tuple(noise.shape)}.")
+        if np.shape(noise) != SHAPE:
+            raise RequestError(f"noise must have shape {SHAPE}; got {np.shape(noise)}.")
         return torch.as_tensor(noise, dtype=torch.float32)
 
     def _steps(self, rows: Sequence[Observation]) -> int:
         steps = [row.options.get("num_steps", STEPS) for row in rows]
-        if len(set(steps)) > 1 or not is_integer(steps[0]) or not 1 <= steps[0] <= 100:
+        if (
+            any(n != steps[0] for n in steps)
+            or not is_integer(steps[0])
+            or not 1 <= steps[0] <= 100
+        ):
             raise RequestError(f"num_steps must be one integer in [1, 100]; got {steps}.")
         return int(steps[0])
 

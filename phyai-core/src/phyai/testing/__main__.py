@@ -54,6 +54,9 @@ def _run(options: argparse.Namespace) -> int:
             flag = name.replace("_", "-")
             print(f"error: --{flag} must name a folder; got {str(folder)!r}.", file=sys.stderr)
             return 2
+    if options.json is not None and not options.json.absolute().parent.is_dir():
+        print(f"error: --json must be in a folder; got {str(options.json)!r}.", file=sys.stderr)
+        return 2
     print("importing torch", file=sys.stderr)
     from phyai.testing.conformance import report
     from phyai.testing.conformance.check import Outcome

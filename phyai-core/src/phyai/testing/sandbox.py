@@ -226,7 +226,9 @@ def run_python(
         # Without site-packages (-S) plugins installed beside the tests cannot be seen.
         path += [str(Path(plugin_rules.__file__).parents[1]), str(_pluggy_alone(folder))]
         flags.append("-S")
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith((env_registry.PREFIX, "PYTHON"))}
+    inherited = {
+        k: v for k, v in os.environ.items() if not k.startswith((env_registry.PREFIX, "PYTHON"))
+    }
     return subprocess.run(
         [sys.executable, *flags, "-c", code, *arguments],
         env={**inherited, "PYTHONPATH": os.pathsep.join(path), **env},

@@ -22,7 +22,7 @@ from phyai.testing.conformance.results import other_bits, too_far
 from phyai.testing.conformance.subject import Subject, step
 
 _PLUGGY = str(Path(pluggy.__file__).parent)
-_PARTS = ("conditioning", "solver", "denoiser network", "denoiser prediction")
+_PARTS = ("conditioning", "cache", "solver", "denoiser network", "denoiser prediction", "output")
 
 
 def recorded_graphs_equal_eager(subject: Subject) -> None:
@@ -45,6 +45,7 @@ def recorded_graphs_equal_eager(subject: Subject) -> None:
                         f"{problem}. A replay runs no Python: keep branches, counters and new "
                         "tensors out of encode() and the denoiser."
                     )
+        _need_captures(graphs)
 
 
 def compiled_regions_equal_eager(subject: Subject) -> None:
@@ -57,6 +58,7 @@ def compiled_regions_equal_eager(subject: Subject) -> None:
                 _compare(subject, number, got, "compiled by inductor")
         if reasons := _fallbacks(compiled):
             raise Failure(f"every region must compile; {reasons[0]}")
+        _need_captures(compiled)
 
 
 def cuda_graphs_equal_eager(subject: Subject) -> None:
@@ -75,6 +77,7 @@ def cuda_graphs_equal_eager(subject: Subject) -> None:
                     raise Failure(f"sample request {number} must equal eager; {problem}.")
         if reasons := _fallbacks(graphs):
             raise Failure(f"every region must be capturable; {reasons[0]}")
+        _need_captures(graphs)
 
 
 def identity_wrappers_change_nothing(subject: Subject) -> None:
@@ -134,6 +137,12 @@ def _fallbacks(core: EngineCore) -> list[str]:
         for row in core.services.graphs.report()
         if row.reason and "not capture-safe" not in row.reason
     ]
+
+
+def _need_captures(core: EngineCore) -> None:
+    """Raise NotApplicable when every region ran eagerly: two eager runs prove nothing."""
+    if not core.services.graphs.stats()["captures"]:
+        raise NotApplicable("every region runs eagerly: its parts say capture_safe = False")
 
 
 @contextmanager

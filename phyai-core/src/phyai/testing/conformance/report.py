@@ -47,6 +47,11 @@ class Run:
             )
         return self.outcomes[check.name]
 
+    def failed_needs(self, check: Check) -> list[Outcome]:
+        """Return the failures among the checks that this one needs, as far as they ran."""
+        known = [self.outcomes[name] for name in check.needs if name in self.outcomes]
+        return [outcome for outcome in known if outcome.status == "failed"]
+
 
 def run_checks(
     subject: Subject,
@@ -57,14 +62,18 @@ def run_checks(
 ) -> list[Outcome]:
     """Return the outcome of every check up to ``level`` whose name matches one of ``only``.
 
+    A check that was left out, but whose failure kept another from running, comes before that one.
     done: called after each one.
     """
     run = Run(subject)
-    outcomes = []
+    outcomes: list[Outcome] = []
     for check in CHECKS:
         if check.level <= level and any(fnmatch.fnmatch(check.name, glob) for glob in only):
-            outcomes.append(run.outcome(check))
-            done(outcomes[-1])
+            outcome = run.outcome(check)
+            for each in (*run.failed_needs(check), outcome):
+                if each not in outcomes:
+                    outcomes.append(each)
+                    done(each)
     return outcomes
 
 

@@ -43,6 +43,15 @@ def another(observation: Observation, seed: int | None, *, inputs: bool = True) 
     return with_options(changed, seed=seed, noise=None)
 
 
+def worded(observation: Observation) -> Observation | None:
+    """Return the observation with a prompt of another length; None when it has no prompt."""
+    prompt = observation.prompt
+    words = prompt.split() if isinstance(prompt, str) else []
+    if not words:
+        return None
+    return replace(observation, prompt=words[0] if len(words) > 1 else f"{prompt} {prompt}")
+
+
 def observations_of(requests: Sequence[Any]) -> list[Observation]:
     """Return every Observation of some requests."""
     found: list[Observation] = []
@@ -52,8 +61,13 @@ def observations_of(requests: Sequence[Any]) -> list[Observation]:
     return found
 
 
-def malformed(observation: Observation | None, max_rows: int) -> Iterator[tuple[str, Any, bool]]:
-    """Yield (what is wrong, request, whether it is of a foreign type)."""
+def malformed(
+    observation: Observation | None, max_rows: int, options: Sequence[str] = ()
+) -> Iterator[tuple[str, Any, bool]]:
+    """Yield (what is wrong, request, whether it is of a foreign type).
+
+    options: the ones the adapter takes; those the kit knows get values they cannot have.
+    """
     yield "None", None, True
     yield "an object of a foreign type", object(), True
     yield "no rows", [], False
@@ -63,12 +77,23 @@ def malformed(observation: Observation | None, max_rows: int) -> Iterator[tuple[
     yield "a row of a foreign type", [observation, "row"], True
     yield "an unknown option", with_options(observation, no_such_option=1), False
     yield "options that are no mapping", replace(observation, options=[("seed", 1)]), False  # type: ignore[arg-type]
+    for name, values in _BAD_OPTIONS.items():
+        for value in values if name in options else ():
+            changed = with_options(observation, **{"seed": None, name: value})
+            yield f"option {name} {value!r}", changed, False
     if observation.state is not None:
         yield from _bad_states(observation)
     if observation.images:
         yield from _bad_images(observation)
     if observation.prompt is not None:
         yield "a prompt that is no text", replace(observation, prompt=12345), False  # type: ignore[arg-type]
+
+
+_BAD_OPTIONS: Mapping[str, tuple[Any, ...]] = {
+    "seed": ("seven", [7]),
+    "num_steps": (0, "ten", [10]),
+    "noise": ("loud", np.zeros((1,), np.float32)),
+}
 
 
 def _bad_states(observation: Observation) -> Iterator[tuple[str, Any, bool]]:

@@ -12,7 +12,7 @@ from phyai.engine_config import DeviceConfig
 from phyai.errors import PhyaiError, RequestError
 from phyai.testing import tolerances
 from phyai.testing.conformance.check import Failure, NotApplicable, checks_of
-from phyai.testing.conformance.requests import another, left_over_of, with_options
+from phyai.testing.conformance.requests import another, left_over_of, with_options, worded
 from phyai.testing.conformance.results import (
     arrays,
     least_cosine,
@@ -152,15 +152,28 @@ def _mates(subject: Subject, row: Observation) -> list[list[Observation]]:
     reseeded = [another(row, seed, inputs=False) for seed in seeds]
     samples = subject.observations[1:3]
     sets = [strange[:2], strange[1:], strange, pictures[:2], pictures, reseeded[:2], reseeded]
+    if (other := _worded(subject, row)) is not None:
+        sets.append([other, strange[0]])
     return sets + ([samples] if len(samples) == 2 else [])
 
 
+def _worded(subject: Subject, row: Observation) -> Observation | None:
+    """Return the row with a prompt of another length, None when the adapter takes no such one."""
+    other = worded(row)
+    if other is not None:
+        try:
+            subject.exact.adapter.prepare(other)
+        except RequestError:
+            return None
+    return other
+
+
 def _distinct(subject: Subject) -> list[Observation]:
-    """Return three different rows: samples first, then other contents of the first one."""
+    """Return three different rows: two samples or contents, and a prompt of another length."""
     row = subject.observation()
+    rows = [*subject.observations[:2], another(row, _seed(subject, 31))][:2]
     seeded = another(row, 32, inputs=False) if subject.takes_option("seed") else row
-    rows = [*subject.observations[:3], another(row, _seed(subject, 31)), seeded]
-    return rows[:3]
+    return [*rows, _worded(subject, seeded) or seeded]
 
 
 def _check_precision(name: str, got: dict[str, Any], want: dict[str, Any]) -> None:

@@ -19,10 +19,11 @@ import torch
 from phyai.engine import Engine
 from phyai.errors import RequestError
 from phyai.testing.conformance.check import Failure, checks_of
-from phyai.testing.conformance.requests import another, malformed
+from phyai.testing.conformance.requests import another, malformed, with_options
 from phyai.testing.conformance.results import Arrays, arrays, other_bits
 from phyai.testing.conformance.subject import Subject, step
 from phyai.testing.conformance.worker import results_of_a_worker
+from phyai.types import Observation
 
 THREADS = 4
 PREPARES = 25
@@ -90,7 +91,8 @@ def malformed_requests_are_refused(subject: Subject) -> None:
     """Each malformed request gives a RequestError, and the next good one its usual bits."""
     core, good, want = subject.exact, subject.requests[0], subject.expected[0]
     sample = subject.observations[0] if subject.observations else None
-    for what, request, foreign in malformed(sample, subject.max_rows):
+    options = subject.capability("options") or ()
+    for what, request, foreign in malformed(sample, subject.max_rows, options):
         allowed = (RequestError, TypeError) if foreign else (RequestError,)
         _refused(partial(core.step, request), what, allowed)
         if problem := other_bits(step(core, good, f"a good request after {what}"), want):
@@ -117,7 +119,7 @@ def queued_request_can_be_cancelled(subject: Subject) -> None:
 def memory_is_steady_over_200_requests(subject: Subject) -> None:
     """Between request 100 and request 200 nothing grows."""
     with subject.engine() as engine:
-        stream = [subject.requests[i % len(subject.requests)] for i in range(TOTAL)]
+        stream = [_fresh(subject, number) for number in range(TOTAL)]
         for request in stream[:WARM]:
             engine.step(request)
         tracemalloc.start()
@@ -174,6 +176,14 @@ def _two(subject: Subject) -> list[Any]:
         return subject.requests
     row = subject.observation()
     return [row, another(row, 77 if subject.takes_option("seed") else None)]
+
+
+def _fresh(subject: Subject, number: int) -> Any:
+    """Return sample ``number`` of a stream, its seed never seen before: nobody may keep it."""
+    request = subject.requests[number % len(subject.requests)]
+    if isinstance(request, Observation) and subject.takes_option("seed"):
+        return with_options(request, seed=1000 + number, noise=None)
+    return request
 
 
 def _prepared(adapter: Any, request: Any) -> Arrays:
