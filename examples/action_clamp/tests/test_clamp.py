@@ -29,7 +29,7 @@ def run(checkpoint, tmp_path, monkeypatch, limits):  # type: ignore[no-untyped-d
 def test_named_actions_are_clamped_and_others_keep_their_bits(
     checkpoint: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free = run(checkpoint, tmp_path, monkeypatch, {"pi0": {"x": [0, 0]}})
+    free = run(checkpoint, tmp_path, monkeypatch, {"pi05": {}, "pi0": {"x": [0, 0]}})
     assert "clamped" not in free.info
     low, high = np.quantile(free.actions[:, 0], [0.25, 0.75])
     name = free.names[0]
@@ -49,6 +49,13 @@ def test_a_limit_of_an_unknown_action_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match="elbow"):
         run(checkpoint, tmp_path, monkeypatch, {"pi05": {"elbow": [0, 1]}})
+
+
+def test_a_file_that_does_not_name_the_plugin_is_refused(
+    checkpoint: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(PluginError, match="limits of plugin 'pi05'; it has those of pi5"):
+        run(checkpoint, tmp_path, monkeypatch, {"pi5": {"x": [0, 0]}})
 
 
 def test_without_a_file_no_engine_starts(

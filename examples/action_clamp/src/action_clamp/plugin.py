@@ -1,8 +1,8 @@
 """Hook plugin: clamps named actions to the limits in the file ACTION_CLAMP names. No torch.
 
 The file holds, per plugin id, limits in robot units: ``{"pi05": {"gripper": [-1, 1]}}``. Without a
-file, or with one that cannot be understood, no engine starts: a clamp that is silently off is
-worse than none.
+file, with one that cannot be understood, or for a plugin it does not name, no engine starts: a
+clamp that is silently off is worse than none. ``{"pi05": {}}`` leaves all actions as they are.
 """
 
 from __future__ import annotations
@@ -30,8 +30,13 @@ VARIABLE = "ACTION_CLAMP"
 @hookimpl(wrapper=True)
 def phyai_output(adapter: Any, services: Any) -> Generator[None, Any, Any]:
     inner = yield
-    limits = read_limits(os.environ.get(VARIABLE)).get(adapter.name)
-    return inner if limits is None else ClampedOutput(inner, limits)
+    limits = read_limits(os.environ.get(VARIABLE))
+    if adapter.name not in limits:
+        raise ConfigError(
+            f"the file {VARIABLE} names must have limits of plugin {adapter.name!r}; it has those "
+            f"of {', '.join(sorted(limits)) or 'none'}. Add them, or {{}} to clamp nothing."
+        )
+    return ClampedOutput(inner, limits[adapter.name])
 
 
 def read_limits(file: str | None) -> dict[str, Limits]:

@@ -88,10 +88,10 @@ class PolicyAdapter(Adapter):
         each = [row_tensors(row, self.policy) for row in rows]
         tensors = {name: torch.stack([row[name] for row in each]) for name in each[0]}
         tensors["noise.action"] = torch.stack([self._noise(row.options) for row in rows])
-        steps = {row.options.get("num_steps", self.policy.num_steps) for row in rows}
-        if len(steps) > 1:
-            raise RequestError(f"num_steps must be the same in all rows; got {sorted(steps)}.")
-        count = steps.pop()
+        steps = [row.options.get("num_steps", self.policy.num_steps) for row in rows]
+        count = steps[0]
+        if any(other != count for other in steps):
+            raise RequestError(f"num_steps must be the same in all rows; got {steps}.")
         if not is_integer(count) or not 1 <= count <= MAX_STEPS:
             raise RequestError(f"num_steps must be in [1, {MAX_STEPS}]; got {count!r}.")
         return Prepared(tensors, len(rows), Key(num_steps=int(count)), meta=rows)
@@ -102,7 +102,10 @@ class PolicyAdapter(Adapter):
         given = options.get("noise")
         if given is None:
             return draw_noise(shape, options.get("seed"))
-        noise = torch.as_tensor(given, dtype=torch.float32)
+        try:
+            noise = torch.as_tensor(given, dtype=torch.float32)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise RequestError(f"noise must be numbers {list(shape)}; got {given!r}.") from error
         if tuple(noise.shape) != shape or not bool(torch.isfinite(noise).all()):
             raise RequestError(f"noise must be {list(shape)} finite; got {list(noise.shape)}.")
         return noise
