@@ -14,4 +14,6 @@ def share_native(cache: Path) -> None:
         folder = cache / "native"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for suffix in (".so", ".sha256"):
-            shutil.copy2(library().path.with_suffix(suffix), folder)
+            file = library().path.with_suffix(suffix)
+            if file.parent != folder:
+                shutil.copy2(file, folder)

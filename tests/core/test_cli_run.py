@@ -23,6 +23,7 @@ from phyai.cli.verify import case_root
 from phyai.errors import ConfigError, MissingDependency
 from phyai.manifest import AdapterManifest
 from phyai.types import ActionChunk, Observation
+from tests.native_cache import share_native
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "pi05"
 PLUGIN = "pi05"
@@ -31,6 +32,7 @@ PLUGIN = "pi05"
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path_factory.getbasetemp() / "phyai-cache"
+    share_native(folder)
     monkeypatch.setenv("PHYAI_CACHE", str(folder))
     monkeypatch.setenv("PHYAI_DEVICE", "cpu")
     return folder
