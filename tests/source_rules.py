@@ -18,10 +18,11 @@ SOURCE_TREES = (CORE, *MODEL_TREES)
 # Modules of `phyai` by layer; a module imports from its own layer or below.
 LAYERS = {
     1: "errors types manifest cost action_queue env config_fields config_mapping config_yaml",
-    2: "kernels memory solver weights hub parallel timers addresses compiling cuda_graph",
+    2: "kernels memory solver weights hub parallel timers addresses compiling cuda_graph"
+    " built_folder json_files",
     3: "layers backbones cache graph guidance rtc known",
     4: "adapter golden hooks plugins plugin_records plugin_rules services sessions binding "
-    "kernel_setup tensor_dump backends",
+    "kernel_setup tensor_dump backends request_values rtc_options",
     5: "runner scheduler",
     6: "engine engine_core engine_builder deployment warmup",
     # kernel, runtime and server are compatibility re-exports.

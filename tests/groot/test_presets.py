@@ -19,12 +19,10 @@ from phyai import DeviceConfig, Engine, EngineArgs, EngineConfig
 from phyai.models.gr00t.config import GrootConfig
 from phyai.models.gr00t.main_gr00t import GrootArgs
 from phyai.models.gr00t.presets import builders
-from phyai.models.gr00t.presets import cache as own_cache
 from phyai.models.gr00t.presets.robots import DROID, GR1, LIBERO, TAGS
 from phyai.models.gr00t.presets.sample_scene import sample_frames
 from phyai.models.gr00t.presets.tiny_weights import tiny_weights
 from phyai.models.gr00t.processing.processor import Processor
-from phyai.models.pi.presets import cache as pi_cache
 from phyai.types import Observation
 from tests.conftest import GOLDEN
 
@@ -107,12 +105,6 @@ def test_progress_is_told(tmp_path: Path) -> None:
     told: list[tuple[int, int, str]] = []
     builders.tiny_gr00t(tmp_path, lambda *step: told.append(step))
     assert [step[:2] for step in told] == [(0, 1), (1, 1)]
-
-
-def test_the_cache_is_that_of_the_other_models() -> None:
-    """Model packages share no code but core's; the tests of this module are with pi's."""
-    mine, theirs = (Path(str(m.__file__)).read_text("utf-8") for m in (own_cache, pi_cache))
-    assert mine == theirs
 
 
 def test_released_inputs(cache_dir: Path) -> None:

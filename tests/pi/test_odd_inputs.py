@@ -18,10 +18,10 @@ from phyai import Engine, Observation
 from phyai.adapter import DefaultOutput
 from phyai.errors import CheckpointError, RequestError
 from phyai.models.pi.config import PiConfig
-from phyai.models.pi.host_tensor import host_tensor
 from phyai.models.pi.processing.processor import Processor
 from phyai.models.pi.processing.processor_files import read_processor_files
 from phyai.models.pi.processing.tokenizer import MAX_TOKEN_CHARS, PromptTokenizer
+from phyai.request_values import host_tensor
 from phyai.types import ActionChunk, RTCOptions
 from tests.pi.tiny_engines import CAMERAS, GOLDEN, observation, open_engine
 

@@ -19,14 +19,15 @@ from phyai.layers import Placement
 from phyai.models.gr00t.args import GrootArgs, choose_dtype
 from phyai.models.gr00t.checkpoint import GrootWeights
 from phyai.models.gr00t.config import GrootConfig
-from phyai.models.gr00t.host_tensor import checked
 from phyai.models.gr00t.network.denoiser import GrootDenoiser
 from phyai.models.gr00t.network.plan import RowShape
 from phyai.models.gr00t.network.prefix import Prefix
 from phyai.models.gr00t.processing.processor import GrootRow, Processor
-from phyai.models.gr00t.request import GrootRequest, HostRow, assemble, common_steps
+from phyai.models.gr00t.request import MAX_STEPS, GrootRequest, HostRow, assemble
 from phyai.models.gr00t.request_rows import request_rows
-from phyai.models.gr00t.rtc_inputs import RtcStart, as_rtc, left_over, rtc_start
+from phyai.models.gr00t.rtc_inputs import RtcStart, rtc_start
+from phyai.request_values import checked, common_steps
+from phyai.rtc_options import as_rtc, left_over
 from phyai.types import (
     ActionChunk,
     BufferSpec,
@@ -130,7 +131,8 @@ class GrootAdapter(Adapter):
         return self._prepare_observations(seen)
 
     def _prepare_observations(self, seen: Sequence[Observation]) -> Prepared:
-        steps = common_steps([row.options for row in seen], self.groot.num_inference_timesteps)
+        default = self.groot.num_inference_timesteps
+        steps = common_steps([row.options for row in seen], default, MAX_STEPS)
         done = [self.processor.row(row) for row in seen]
         rows = [self._host_row(row, made) for row, made in zip(seen, done, strict=True)]
         longest = max(len(row.tokens) for row in rows)

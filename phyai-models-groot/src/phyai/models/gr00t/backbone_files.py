@@ -8,7 +8,7 @@ from typing import Any
 
 from phyai.backbones.qwen3_vl import Qwen3VLTextConfig, Qwen3VLVisionConfig
 from phyai.errors import CheckpointError, CheckpointNotFound
-from phyai.models.gr00t.json_files import read_json_object
+from phyai.json_files import read_json_object
 
 FILES = ("qwen3_vl_config.json", "config.json")
 """Names a backbone folder's config may have, the more specific one first."""

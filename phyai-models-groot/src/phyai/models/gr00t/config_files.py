@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from phyai.errors import CheckpointError, ConfigError
+from phyai.json_files import read_json_object
 from phyai.models.gr00t.backbone_files import backbone_of, read_backbone, token_ids
 from phyai.models.gr00t.config import (
     MODEL_NAME,
@@ -16,7 +17,6 @@ from phyai.models.gr00t.config import (
     GrootConfig,
     SelfAttentionConfig,
 )
-from phyai.models.gr00t.json_files import read_json_object
 
 CONFIG_FILE = "config.json"
 BACKBONES = ("nvidia/Cosmos-Reason2", "Qwen/Qwen3-VL")

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phyai.adapter import is_integer
 from phyai.errors import RequestError
 from phyai.models.gr00t.config import LIMITS, GrootConfig
 from phyai.models.gr00t.rtc_inputs import RtcStart, rtc_tensors
+from phyai.request_values import check_steps
 from phyai.types import Key, Prepared, RTCOptions
 
 MAX_STEPS = LIMITS["num_inference_timesteps"]
@@ -119,7 +119,7 @@ def assemble(
     if padded:  # the padding is seen by the tokens of its row: only requests padded alike may join
         extra += [("padded", padded)]
     key = Key(
-        num_steps=check_steps(num_steps, config.num_inference_timesteps),
+        num_steps=check_steps(num_steps, config.num_inference_timesteps, MAX_STEPS),
         buckets=(
             ("images", images),
             ("patches", patches),
@@ -138,28 +138,6 @@ def text_bucket(text: int) -> int:
     [16, 16, 32, 128]
     """
     return max(FIRST_BUCKET, 1 << (text - 1).bit_length())
-
-
-def check_steps(num_steps: Any, default: int) -> int:
-    """Return the number of solver steps; RequestError unless an integer in [1, MAX_STEPS]."""
-    if num_steps is None:
-        return default
-    if not is_integer(num_steps):
-        raise RequestError(f"num_steps must be an integer; got {num_steps!r}.")
-    if not 1 <= num_steps <= MAX_STEPS:
-        raise RequestError(f"num_steps must be in [1, {MAX_STEPS}]; got {num_steps}.")
-    return int(num_steps)
-
-
-def common_steps(rows: Sequence[Mapping[str, Any]], default: int) -> int:
-    """Return the number of solver steps all rows share; RequestError when bad or different."""
-    steps = [check_steps(row.get("num_steps"), default) for row in rows]
-    if len(set(steps)) > 1:
-        raise RequestError(
-            f"option num_steps must be equal in all rows of a request; got {steps}. "
-            "Send the rows as separate requests."
-        )
-    return steps[0]
 
 
 def check_row(config: GrootConfig, row: HostRow, max_text: int, where: str = "") -> None:

@@ -11,9 +11,10 @@ from phyai.adapter import check_rows, draw_noise
 from phyai.errors import RequestError
 from phyai.models.gr00t.args import GrootArgs
 from phyai.models.gr00t.config import GrootConfig
-from phyai.models.gr00t.host_tensor import checked, host_tensor
 from phyai.models.gr00t.request import Grid, GrootRequest, HostRow
-from phyai.models.gr00t.rtc_inputs import RtcStart, official_starts, rtc_per_row, rtc_start
+from phyai.models.gr00t.rtc_inputs import RtcStart, official_starts, rtc_start
+from phyai.request_values import checked, host_tensor
+from phyai.rtc_options import rtc_per_row
 
 
 def request_rows(config: GrootConfig, args: GrootArgs, request: GrootRequest) -> list[HostRow]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from phyai.adapter import is_integer
 from phyai.errors import RequestError
-from phyai.models.gr00t.host_tensor import host_tensor
+from phyai.rtc_options import left_over, rtc_count
 from phyai.types import RTCOptions
 
 MODE = "ramp"
@@ -79,29 +79,14 @@ def rtc_tensors(rows: Sequence[RtcStart | None], horizon: int, width: int) -> di
     return {"rtc.start": start, "rtc.overlap": overlap, "rtc.ramp": ramp}
 
 
-# ---------------------------------------------------------------- core's options
+def rtc_start(options: RTCOptions, horizon: int, width: int, rate: float) -> RtcStart:
+    """Return what a left-over in model space means for the new chunk.
 
-
-def as_rtc(value: Any) -> RTCOptions | None:
-    """Return option ``rtc`` as RTCOptions; a mapping with the same fields is accepted.
-
-    Raises: RequestError for anything else, and for settings of other forms of RTC.
+    Its first rows are the new chunk's first rows: ``execution_horizon`` of them overlap (None =
+    all), ``inference_delay`` of those are frozen.
+    Raises: RequestError for a left-over or counts that cannot be used, and for settings of other
+        forms of RTC.
     """
-    if value is None:
-        return None
-    if not isinstance(value, RTCOptions):
-        try:
-            value = RTCOptions(**dict(value))
-        except (TypeError, ValueError) as error:
-            raise RequestError(
-                "option rtc must be RTCOptions or a mapping of its fields (prev_chunk, "
-                f"inference_delay, execution_horizon); got {value!r}."
-            ) from error
-    options: RTCOptions = value
-    if options.prev_chunk is None:
-        return None
-    if options.space not in ("model", "robot"):
-        raise RequestError(f"rtc space must be 'model' or 'robot'; got {options.space!r}.")
     foreign = ["schedule", "max_guidance_weight"] + ["mode"] * (options.mode != MODE)
     for name in foreign:
         if getattr(options, name) is not None:
@@ -109,69 +94,15 @@ def as_rtc(value: Any) -> RTCOptions | None:
                 f"rtc {name} must be left out: this model has its own form of RTC, a velocity "
                 f"ramp (mode {MODE!r}); got {getattr(options, name)!r}."
             )
-    return options
-
-
-def rtc_start(options: RTCOptions, horizon: int, width: int, rate: float) -> RtcStart:
-    """Return what a left-over in model space means for the new chunk.
-
-    Its first rows are the new chunk's first rows: ``execution_horizon`` of them overlap (None =
-    all), ``inference_delay`` of those are frozen.
-    Raises: RequestError for a left-over or counts that cannot be used.
-    """
     chunk = left_over(options)
     if chunk.shape[1] > width:
         raise RequestError(
             f"rtc prev_chunk must have at most {width} action dims; got {chunk.shape[1]}."
         )
     most = min(len(chunk), horizon)
-    overlap = min(_count("execution_horizon", options.execution_horizon, most, 1), most)
-    frozen = min(_count("inference_delay", options.inference_delay, 0, 0), overlap)
+    overlap = min(rtc_count("execution_horizon", options.execution_horizon, most, 1), most)
+    frozen = min(rtc_count("inference_delay", options.inference_delay, 0, 0), overlap)
     return RtcStart(chunk[:overlap], frozen, rate)
-
-
-def rtc_per_row(rtc: Any, rows: int) -> list[RTCOptions | None]:
-    """Return one RTCOptions (or None) per row of a model request, whose chunks are model space.
-
-    rtc: one for all rows, with prev_chunk [T, A] or [rows, T, A], or a sequence of one per row.
-    """
-    if rtc is None or isinstance(rtc, (RTCOptions, Mapping)):
-        options = as_rtc(rtc)
-        per_row: list[RTCOptions | None] = [options] * rows
-        if options is not None and (prev := _numbers(options.prev_chunk)).ndim == 3:
-            if prev.shape[0] != rows:
-                raise RequestError(
-                    f"rtc prev_chunk expected shape [T, A] or [{rows}, T, A]; "
-                    f"got {list(prev.shape)}."
-                )
-            per_row = [replace(options, prev_chunk=chunk) for chunk in prev]
-    elif isinstance(rtc, Sequence) and not isinstance(rtc, str):
-        per_row = [as_rtc(row) for row in rtc]
-        if len(per_row) != rows:
-            raise RequestError(f"rtc must hold one entry per row ({rows}); got {len(per_row)}.")
-    else:
-        raise RequestError(
-            f"rtc must be RTCOptions, or a sequence of them or None; got {type(rtc).__name__}."
-        )
-    if any(row is not None and row.space != "model" for row in per_row):
-        raise RequestError(
-            "rtc prev_chunk of a model request must be in model space; got space='robot'. "
-            "Send an Observation, or ActionChunk.model_actions."
-        )
-    return per_row
-
-
-def left_over(options: RTCOptions) -> Tensor:
-    """Return the checked left-over of a row: finite float32 [T, A] with T >= 1."""
-    chunk = _numbers(options.prev_chunk)
-    if chunk.ndim != 2 or not chunk.numel():
-        raise RequestError(
-            "rtc prev_chunk expected shape [T, A] with T >= 1 and A >= 1; got "
-            f"{list(chunk.shape)}. Leave rtc out when nothing is left."
-        )
-    if not bool(torch.isfinite(chunk).all()):
-        raise RequestError("rtc prev_chunk must be finite; got NaN or infinity.")
-    return chunk
 
 
 # ---------------------------------------------------------------- the official options
@@ -215,21 +146,4 @@ def _bounded(name: str, given: Mapping[str, Any], least: int, most: int, limit: 
         raise RequestError(
             f"{name} must be an integer in [{least}, {most}], {limit}; got {value!r}."
         )
-    return int(value)
-
-
-def _numbers(value: Any) -> Tensor:
-    found = host_tensor("rtc prev_chunk", value)
-    if found.is_complex() or found.dtype == torch.bool:
-        raise RequestError(
-            f"rtc prev_chunk must be real numbers; got {str(found.dtype).removeprefix('torch.')}."
-        )
-    return found.to(torch.float32)
-
-
-def _count(name: str, value: Any, default: int, least: int) -> int:
-    if value is None:
-        return default
-    if not is_integer(value) or value < least:
-        raise RequestError(f"rtc {name} must be an integer >= {least}; got {value!r}.")
     return int(value)

@@ -24,8 +24,9 @@ from phyai.models.pi.network.plan import PrefixShape, pack_prefix
 from phyai.models.pi.network.precision import choose_precision
 from phyai.models.pi.network.prefix import Prefix
 from phyai.models.pi.processing.processor import PiRow, Processor
-from phyai.models.pi.request import assemble, checked, common_steps
-from phyai.models.pi.rtc_inputs import as_rtc, left_over, rtc_per_row
+from phyai.models.pi.request import MAX_STEPS, assemble
+from phyai.request_values import checked, common_steps
+from phyai.rtc_options import as_rtc, left_over, rtc_per_row
 from phyai.types import (
     ActionChunk,
     BufferSpec,
@@ -245,7 +246,9 @@ class PiAdapter(Adapter):
             token_len=torch.tensor([row.length for row in processed]),
             noise=noise,
             state=torch.stack([row.state for row in processed]) if self.needs_state else None,
-            num_steps=common_steps([row.options for row in rows], self.pi.num_inference_steps),
+            num_steps=common_steps(
+                [row.options for row in rows], self.pi.num_inference_steps, MAX_STEPS
+            ),
             rtc=rtc,
             meta=tuple(processed),
         )

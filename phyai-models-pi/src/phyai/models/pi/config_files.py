@@ -7,13 +7,13 @@ LeRobot files carry ``type`` and feature tables; the openpi converter writes fiv
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from phyai.errors import CheckpointError, CheckpointNotFound, did_you_mean
+from phyai.errors import CheckpointError, did_you_mean
+from phyai.json_files import read_json_object
 from phyai.models.pi.config import (
     BASE_CAMERAS,
     GEMMA_VARIANTS,
@@ -34,30 +34,6 @@ _DEFAULT_TEXT_VARIANT = "gemma_2b"
 _DEFAULT_EXPERT_VARIANT = "gemma_300m"
 
 Sizes = TypeVar("Sizes", SiglipConfig, GemmaConfig)
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in ``path``.
-
-    Raises: CheckpointNotFound when there is no such file; CheckpointError when it is not a
-    JSON object.
-    """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointNotFound(
-            f"{path.name} must exist in the checkpoint folder; {str(path.parent)!r} has none. "
-            "Check the path."
-        ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path} must be a readable JSON file; got {error}. Download it again."
-        ) from error
-    if not isinstance(data, dict):
-        raise CheckpointError(
-            f"{path} must hold a JSON object; got {type(data).__name__}. Download it again."
-        )
-    return data
 
 
 class Fields:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from phyai.adapter import is_integer
 from phyai.errors import RequestError
 from phyai.models.pi.config import LIMITS, PiConfig
-from phyai.models.pi.host_tensor import host_tensor
 from phyai.models.pi.rtc_inputs import rtc_inputs
+from phyai.request_values import check_steps
 from phyai.types import Key, Prepared, RTCOptions
 
 MAX_STEPS = LIMITS["num_inference_steps"]
@@ -60,68 +59,11 @@ def assemble(
     mode, extra = rtc_inputs(config, rtc)
     tensors.update(extra)
     key = Key(
-        num_steps=check_steps(num_steps, config.num_inference_steps),
+        num_steps=check_steps(num_steps, config.num_inference_steps, MAX_STEPS),
         buckets=(("cameras", images.shape[1]), ("tokens", bucket)),
         rtc=mode,
     )
     return Prepared(tensors, rows, key, meta)
-
-
-def check_steps(num_steps: int | None, default: int) -> int:
-    """Return the number of solver steps; RequestError unless an integer in [1, MAX_STEPS]."""
-    if num_steps is None:
-        return default
-    if not is_integer(num_steps):
-        raise RequestError(f"num_steps must be an integer; got {num_steps!r}.")
-    if not 1 <= num_steps <= MAX_STEPS:
-        raise RequestError(f"num_steps must be in [1, {MAX_STEPS}]; got {num_steps}.")
-    return int(num_steps)
-
-
-def common_steps(rows: Sequence[Mapping[str, Any]], default: int) -> int:
-    """Return the number of solver steps all rows share; RequestError when bad or different."""
-    steps = [check_steps(row.get("num_steps"), default) for row in rows]
-    if len(set(steps)) > 1:
-        raise RequestError(
-            f"option num_steps must be equal in all rows of a request; got {steps}. "
-            "Send the rows as separate requests."
-        )
-    return steps[0]
-
-
-def checked(
-    name: str,
-    value: Any,
-    shape: Sequence[int | None],
-    dtype: torch.dtype | None = torch.float32,
-) -> Tensor:
-    """Return ``value`` as a finite CPU tensor of ``shape`` (None = any size).
-
-    dtype float32 accepts any floating type; int64 any integer type; bool only bool.
-    """
-    value = host_tensor(name, value)
-    fits = value.ndim == len(shape) and all(
-        want is None or want == got for want, got in zip(shape, value.shape, strict=True)
-    )
-    if not fits:
-        wanted = ["any" if n is None else n for n in shape]
-        raise RequestError(f"{name} expected shape {wanted}; got {list(value.shape)}.")
-    kinds = {
-        torch.float32: value.is_floating_point(),
-        torch.int64: not value.is_floating_point()
-        and not value.is_complex()
-        and value.dtype != torch.bool,
-        torch.bool: value.dtype == torch.bool,
-    }
-    if dtype is not None and not kinds[dtype]:
-        raise RequestError(
-            f"{name} must be {str(dtype).removeprefix('torch.')}; "
-            f"got {str(value.dtype).removeprefix('torch.')}."
-        )
-    out: Tensor = value.to(dtype)
-    if out.is_floating_point() and not bool(torch.isfinite(out).all()):
-        raise RequestError(f"{name} must be finite; got NaN or infinity. Check the sender.")
-    return out
 
 
 def _valid_cameras_first(images: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

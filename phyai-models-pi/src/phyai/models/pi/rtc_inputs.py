@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -14,8 +13,8 @@ from torch import Tensor
 from phyai.adapter import is_integer
 from phyai.errors import RequestError
 from phyai.models.pi.config import PiConfig, RTCConfig
-from phyai.models.pi.host_tensor import host_tensor
 from phyai.rtc import prefix_weights
+from phyai.rtc_options import left_over, rtc_count
 from phyai.types import RTCOptions
 
 Mode = Literal["off", "guided", "trained"]
@@ -56,69 +55,14 @@ def rtc_inputs(
         rest = _left_over(config, row)
         used = min(len(rest), chunk)
         prev[i, :used, : rest.shape[1]] = rest[:used]
-        horizon = _count("execution_horizon", row.execution_horizon, settings.execution_horizon, 1)
-        delay = _count("inference_delay", row.inference_delay, 0, 0)
+        horizon = rtc_count(
+            "execution_horizon", row.execution_horizon, settings.execution_horizon, 1
+        )
+        delay = rtc_count("inference_delay", row.inference_delay, 0, 0)
         schedule = row.schedule or settings.prefix_attention_schedule
         weights[i] = prefix_weights(schedule, delay, min(horizon, len(rest)), chunk)
         largest[i] = _max_weight(row.max_guidance_weight, settings.max_guidance_weight)
     return "guided", {"rtc.w": weights, "rtc.prev": prev, "rtc.max": largest}
-
-
-def as_rtc(value: Any) -> RTCOptions | None:
-    """Return option ``rtc`` as RTCOptions; a mapping with the same fields is accepted."""
-    if value is None:
-        return None
-    if isinstance(value, RTCOptions):
-        if value.prev_chunk is None:
-            return None
-        if value.space not in ("model", "robot"):
-            raise RequestError(f"rtc space must be 'model' or 'robot'; got {value.space!r}.")
-        return value
-    try:
-        options = RTCOptions(**dict(value))
-    except (TypeError, ValueError) as error:
-        raise RequestError(
-            "option rtc must be RTCOptions or a mapping of its fields (prev_chunk, "
-            f"inference_delay, execution_horizon, ...); got {value!r}."
-        ) from error
-    return as_rtc(options)
-
-
-def rtc_per_row(
-    rtc: RTCOptions | Mapping[str, Any] | Sequence[RTCOptions | None] | None, rows: int
-) -> list[RTCOptions | None]:
-    """Return one RTCOptions (or None) per row of a model request, whose chunks are model space.
-
-    rtc: one for all rows, with prev_chunk [T, A] or [rows, T, A], or a sequence of one per row.
-    """
-    if rtc is None or isinstance(rtc, (RTCOptions, Mapping)):
-        options = as_rtc(rtc)
-        per_row: list[RTCOptions | None] = [options] * rows
-        if options is not None and (prev := _numbers(options.prev_chunk)).ndim == 3:
-            if prev.shape[0] != rows:
-                raise RequestError(
-                    f"rtc prev_chunk expected shape [T, A] or [{rows}, T, A]; "
-                    f"got {list(prev.shape)}."
-                )
-            per_row = [replace(options, prev_chunk=chunk) for chunk in prev]
-    elif isinstance(rtc, Sequence) and not isinstance(rtc, str):
-        per_row = [as_rtc(row) for row in rtc]
-        if len(per_row) != rows:
-            raise RequestError(f"rtc must hold one entry per row ({rows}); got {len(per_row)}.")
-    else:
-        raise RequestError(
-            f"rtc must be RTCOptions, or a sequence of them or None; got {type(rtc).__name__}."
-        )
-    if any(row is not None and row.space != "model" for row in per_row):
-        raise RequestError(
-            "rtc prev_chunk of a model request must be in model space; got space='robot'. "
-            "Send an Observation, or ActionChunk.model_actions."
-        )
-    return per_row
-
-
-def _numbers(value: Any) -> Tensor:
-    return host_tensor("rtc prev_chunk", value).to(torch.float32)
 
 
 def _mode(config: PiConfig, row: RTCOptions) -> Mode:
@@ -133,19 +77,6 @@ def _mode(config: PiConfig, row: RTCOptions) -> Mode:
     return mode
 
 
-def left_over(row: RTCOptions) -> Tensor:
-    """Return the checked left-over of a row: finite float32 [T, A] with T >= 1."""
-    chunk = _numbers(row.prev_chunk)
-    if chunk.ndim != 2 or not chunk.numel():
-        raise RequestError(
-            "rtc prev_chunk expected shape [T, A] with T >= 1 and A >= 1; got "
-            f"{list(chunk.shape)}. Leave rtc out when nothing is left."
-        )
-    if not bool(torch.isfinite(chunk).all()):
-        raise RequestError("rtc prev_chunk must be finite; got NaN or infinity.")
-    return chunk
-
-
 def _left_over(config: PiConfig, row: RTCOptions) -> Tensor:
     chunk = left_over(row)
     if chunk.shape[1] > config.max_action_dim:
@@ -157,7 +88,7 @@ def _left_over(config: PiConfig, row: RTCOptions) -> Tensor:
 
 
 def _trained_delay(config: PiConfig, row: RTCOptions, length: int) -> int:
-    delay = _count("inference_delay", row.inference_delay, 0, 0)
+    delay = rtc_count("inference_delay", row.inference_delay, 0, 0)
     limit = min(config.rtc_training_max_delay, config.chunk_size - 1)
     if delay > limit:
         raise RequestError(
@@ -169,14 +100,6 @@ def _trained_delay(config: PiConfig, row: RTCOptions, length: int) -> int:
             f"rtc prev_chunk must hold at least inference_delay={delay} rows; got {length}."
         )
     return delay
-
-
-def _count(name: str, value: Any, default: int, least: int) -> int:
-    if value is None:
-        return default
-    if not is_integer(value) or value < least:
-        raise RequestError(f"rtc {name} must be an integer >= {least}; got {value!r}.")
-    return int(value)
 
 
 def _max_weight(value: Any, default: float) -> float:

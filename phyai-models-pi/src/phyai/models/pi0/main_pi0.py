@@ -12,8 +12,8 @@ from phyai.errors import RequestError
 from phyai.models.pi.adapter import PiAdapter, PiArgs, PiRequest
 from phyai.models.pi.config import PiConfig
 from phyai.models.pi.cost import PiCost
-from phyai.models.pi.request import checked
 from phyai.models.pi0.denoiser import PI0Denoiser
+from phyai.request_values import checked
 
 PI0Config = PiConfig
 

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from phyai.errors import CheckpointError
 from phyai.golden import Comparison, GoldenRun, absolute, close, exact, unknown
+from phyai.json_files import read_json_object
 from phyai.models.gr00t.config import GrootConfig
-from phyai.models.gr00t.json_files import read_json_object
 from phyai.models.gr00t.processing.backbone import BackboneSource
 from phyai.models.gr00t.processing.images import ImageRecipe
 from phyai.models.gr00t.processing.processor import GrootRow, Processor

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phyai import hub
+from phyai.built_folder import cached_folder
 from phyai.models.gr00t.config import GrootConfig
 from phyai.models.gr00t.presets import robots, tiny_checkpoint, tiny_tokenizer, tiny_weights
-from phyai.models.gr00t.presets.cache import cached_folder
 from phyai.models.gr00t.presets.robots import LIBERO, TAGS, mean_state
 from phyai.models.gr00t.presets.sample_scene import PROMPT, sample_frames
 from phyai.models.gr00t.presets.tiny_checkpoint import write_released_inputs, write_tiny_checkpoint

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from phyai.errors import RequestError, did_you_mean
-from phyai.models.gr00t.host_tensor import host_tensor
 from phyai.models.gr00t.processing.images import MAX_ASPECT, MAX_SIDE, Pixels
 from phyai.models.gr00t.processing.modality import Modality
 from phyai.models.gr00t.processing.poses import Array
+from phyai.request_values import host_tensor
 
 _RANGE_SLACK = 1e-5  # float images may overshoot [0, 1] by rounding
 

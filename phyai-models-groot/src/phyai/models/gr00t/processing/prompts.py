@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phyai.errors import CheckpointError, CheckpointNotFound, RequestError
-from phyai.models.gr00t.json_files import read_json_object
+from phyai.json_files import read_json_object
 
 TOKENIZER = "tokenizer.json"
 TEMPLATE = "chat_template.jinja"

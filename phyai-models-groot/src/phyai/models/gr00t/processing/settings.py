@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from phyai.errors import CheckpointError, CheckpointNotFound
-from phyai.models.gr00t.json_files import read_json_object
+from phyai.json_files import read_json_object
 from phyai.models.gr00t.processing.embodiments import parse_ids
 from phyai.models.gr00t.processing.images import ImageRecipe
 from phyai.models.gr00t.processing.modality import EmbodimentModalities

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phyai import hub
+from phyai.built_folder import cached_folder
 from phyai.errors import ConfigError
+from phyai.json_files import read_json_object
 from phyai.models.pi.config import MODELS, Model, PiConfig, short_camera_name
-from phyai.models.pi.config_files import read_json_object
 from phyai.models.pi.presets import tiny_checkpoint, tiny_tokenizer, tiny_weights
-from phyai.models.pi.presets.cache import cached_folder
 from phyai.models.pi.presets.sample_scene import PROMPT, sample_view
 from phyai.models.pi.presets.tiny_checkpoint import write_tiny_checkpoint
 from phyai.models.pi.presets.tiny_tokenizer import write_tiny_tokenizer

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from phyai.errors import RequestError
-from phyai.models.pi.host_tensor import host_tensor
+from phyai.request_values import host_tensor
 
 Interpolation = Literal["lerobot", "openpi"]
 

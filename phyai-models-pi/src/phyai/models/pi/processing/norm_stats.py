@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from phyai.errors import CheckpointError, CheckpointNotFound, ConfigError
-from phyai.models.pi.config_files import read_json_object
+from phyai.json_files import read_json_object
 from phyai.models.pi.processing.normalize import OpenpiStats
 
 Stats: TypeAlias = Mapping[str, Mapping[str, NDArray[np.float64]]]

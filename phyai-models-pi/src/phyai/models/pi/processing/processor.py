@@ -20,7 +20,6 @@ from torch import Tensor
 
 from phyai.errors import RequestError, did_you_mean
 from phyai.models.pi.config import PiConfig
-from phyai.models.pi.host_tensor import host_tensor
 from phyai.models.pi.processing.images import check_image, missing_image, model_image
 from phyai.models.pi.processing.normalize import to_absolute, to_relative
 from phyai.models.pi.processing.processor_setup import (
@@ -31,6 +30,7 @@ from phyai.models.pi.processing.processor_setup import (
 )
 from phyai.models.pi.processing.prompts import pad_state, prompt_parts
 from phyai.models.pi.processing.tokenizer import Overlong, PromptTokenizer
+from phyai.request_values import host_tensor
 from phyai.types import Observation
 
 Array = NDArray[Any]

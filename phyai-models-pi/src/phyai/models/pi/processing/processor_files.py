@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from phyai.errors import CheckpointError, did_you_mean
+from phyai.json_files import read_json_object
 from phyai.models.pi.config import LIMITS
-from phyai.models.pi.config_files import Fields, read_json_object
+from phyai.models.pi.config_files import Fields
 from phyai.models.pi.processing.norm_stats import Stats, load_stats
 from phyai.models.pi.processing.tokenizer import DEFAULT_TOKENIZER
 
