@@ -22,6 +22,7 @@ from phyai.adapter import Adapter
 from phyai.errors import CheckpointError
 from phyai.golden import Comparison, GoldenRun, Records, absolute, close, exact, unknown
 from phyai.models.gr00t.args import GrootArgs
+from phyai.models.gr00t.golden.inputs import input_runs
 from phyai.models.gr00t.golden.observed import Observed
 from phyai.models.gr00t.request import GrootRequest
 
@@ -86,7 +87,7 @@ def read_case(path: Path, root: Path) -> Case:
 
 
 def case_runs(case: Case) -> list[GoldenRun]:
-    """Return the runs of a case: alone, with official padding where it matters, and in bf16.
+    """Return the runs of a case: its inputs, alone, with official padding where needed, in bf16.
 
     A case that holds nothing of its rows alone has no run of them.
     """
@@ -95,7 +96,7 @@ def case_runs(case: Case) -> list[GoldenRun]:
         runs.append(_run(case, "", padding=False))
     if case.padded:
         runs.append(_run(case, "[official padding]", padding=True))
-    return [*runs, _bf16_run(case)]
+    return [*input_runs(case), *runs, _bf16_run(case)]
 
 
 def case_request(case: Case) -> GrootRequest:
