@@ -332,7 +332,9 @@ def test_options_follow_the_capabilities(
 
 def test_needs_falls_back_to_capabilities() -> None:
     text = observation.needs({}, manifest(cameras=["front"], kind="vla"))
-    assert text == "It takes --image front=FILE (cameras may be left out, not all)."
+    assert text == "It takes --image front=FILE."
+    some = observation.needs({"cameras": ["front"], "optional_cameras": True}, manifest())
+    assert some == "It takes --image front=FILE (cameras may be left out, not all)."
     assert observation.needs({}, manifest()) == ""
 
 

@@ -101,6 +101,13 @@ def test_builds_are_byte_identical_and_made_once(
     assert builders.tiny_gr00t(cache_dir) == args
 
 
+def test_the_backbone_folder_inside_a_checkpoint_is_found(args: dict[str, Any]) -> None:
+    folder = Path(args["checkpoint_dir"])
+    alone = GrootConfig.from_folder(folder)
+    assert alone == GrootConfig.from_folder(folder, Path(args["backbone_dir"]))
+    assert alone.backbone != GrootConfig.released().backbone
+
+
 def test_progress_is_told(tmp_path: Path) -> None:
     told: list[tuple[int, int, str]] = []
     builders.tiny_gr00t(tmp_path, lambda *step: told.append(step))

@@ -149,8 +149,9 @@ class Adapter:
     def expects(self) -> Mapping[str, Any]:
         """Return what an Observation should hold, for messages to people; may be empty.
 
-        cameras: names in order.  state_dim: values of the state.  prompt: whether it must be sent.
-        tokenizer: where it is read from.
+        cameras: names in order.  optional_cameras: whether some of them may be left out.
+        state_dim: values of the state.  prompt: whether it must be sent.  tokenizer: where it is
+        read from.
         """
         return {}
 

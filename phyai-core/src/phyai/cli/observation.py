@@ -88,7 +88,8 @@ def needs(expected: Mapping[str, Any], manifest: AdapterManifest) -> str:
     cameras = expected.get("cameras") or manifest.capabilities.get("cameras")
     if cameras:
         shown = " ".join(f"--image {name}=FILE" for name in cameras)
-        parts.append(f"{shown} (cameras may be left out, not all)")
+        some = expected.get("optional_cameras")
+        parts.append(f"{shown} (cameras may be left out, not all)" if some else shown)
     if expected.get("state_dim"):
         parts.append(f"--state with {expected['state_dim']} numbers")
     if expected.get("prompt"):

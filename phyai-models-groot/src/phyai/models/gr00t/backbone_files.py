@@ -12,6 +12,8 @@ from phyai.json_files import read_json_object
 
 FILES = ("qwen3_vl_config.json", "config.json")
 """Names a backbone folder's config may have, the more specific one first."""
+SUBFOLDER = "backbone"
+"""Where a checkpoint may keep the backbone's own files."""
 MODEL_TYPE = "qwen3_vl"
 
 RELEASED: Mapping[str, Any] = {
@@ -92,7 +94,8 @@ def read_backbone(folder: Path, backbone_dir: Path | None, model_name: str) -> M
             )
         return _read(found)
     # A checkpoint's own config.json is the policy's, so only the specific name counts there.
-    if (found := _first(folder, FILES[:1])) is not None:
+    found = _first(folder, FILES[:1]) or _first(folder / SUBFOLDER, FILES)
+    if found is not None:
         return _read(found)
     if model_name.startswith(RELEASED_NAMES):
         return RELEASED

@@ -188,7 +188,8 @@ class GrootConfig:
         for name, value, other, wanted in pairs:
             if value != wanted:
                 raise ConfigError(
-                    f"{name} must equal {other}; got {value} and {wanted}. Correct the config."
+                    f"{name} must equal {other}; got {value} and {wanted}. Correct the config, "
+                    "or pass the backbone_dir that belongs to this checkpoint."
                 )
         if self.input_embedding_dim % 2:
             raise ConfigError(

@@ -210,6 +210,7 @@ class PiAdapter(Adapter):
         processor = self.processor
         return {
             "cameras": processor.camera_names,
+            "optional_cameras": True,
             "state_dim": processor.state_dim if processor.needs_state else None,
             "prompt": processor.settings.default_prompt is None,
             "tokenizer": processor.tokenizer_source.label,

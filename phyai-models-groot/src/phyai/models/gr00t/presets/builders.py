@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from phyai import hub
 from phyai.built_folder import cached_folder
+from phyai.models.gr00t.backbone_files import SUBFOLDER
 from phyai.models.gr00t.config import GrootConfig
 from phyai.models.gr00t.presets import robots, tiny_checkpoint, tiny_tokenizer, tiny_weights
 from phyai.models.gr00t.presets.robots import LIBERO, TAGS, mean_state
 from phyai.models.gr00t.presets.sample_scene import PROMPT, sample_frames
 from phyai.models.gr00t.presets.tiny_checkpoint import write_released_inputs, write_tiny_checkpoint
-from phyai.models.gr00t.processing.backbone import SUBFOLDER
 from phyai.models.gr00t.processing.processor import Processor
 from phyai.models.gr00t.processing.robot import Robot
 from phyai.types import Observation

@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors.numpy import save_file
 
-from phyai.models.gr00t.backbone_files import RELEASED
+from phyai.models.gr00t.backbone_files import RELEASED, SUBFOLDER
 from phyai.models.gr00t.config import GrootConfig
 from phyai.models.gr00t.presets.robots import HORIZON, IDS, modality_configs, statistics
 from phyai.models.gr00t.presets.tiny_tokenizer import (
@@ -19,7 +19,6 @@ from phyai.models.gr00t.presets.tiny_tokenizer import (
     write_tiny_tokenizer,
 )
 from phyai.models.gr00t.presets.tiny_weights import BACKBONE, CONFIG, tiny_weights
-from phyai.models.gr00t.processing.backbone import SUBFOLDER
 
 SHARDS = 2
 _PIXELS: dict[str, Any] = {

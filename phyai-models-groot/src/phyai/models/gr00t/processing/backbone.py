@@ -9,6 +9,7 @@ from pathlib import Path
 from phyai import hub
 from phyai.backbones.qwen3_vl import PixelSettings
 from phyai.errors import CheckpointError
+from phyai.models.gr00t.backbone_files import SUBFOLDER
 from phyai.models.gr00t.config import GrootConfig
 from phyai.models.gr00t.processing.prompts import (
     TEMPLATE,
@@ -18,7 +19,6 @@ from phyai.models.gr00t.processing.prompts import (
 )
 
 PIXELS = "preprocessor_config.json"
-SUBFOLDER = "backbone"
 _HUB_FILES = (TOKENIZER, "tokenizer_config.json", TEMPLATE, "chat_template.json", PIXELS)
 
 
