@@ -8,20 +8,16 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from phyai.cli import observation, plots, record, run_report, run_setup
+from phyai.cli import plots, record
 from phyai.cli.app import main
 from phyai.cli.verify import case_root
-from phyai.errors import ConfigError, MissingDependency
-from phyai.manifest import AdapterManifest
+from phyai.errors import MissingDependency
 from phyai.types import ActionChunk, Observation
 from tests.native_cache import share_native
 
@@ -285,71 +281,6 @@ def test_float_images_are_recorded_as_pictures(tmp_path: Path) -> None:
     with Image.open(tmp_path / seen["images"]["a/b c"]) as image:
         assert image.size == (6, 4)
         assert image.getpixel((0, 0)) == (255, 0, 0)
-
-
-# ---------------------------------------------------------------- pieces
-
-
-def manifest(**capabilities: Any) -> AdapterManifest:
-    return AdapterManifest("toy", "a toy", "toy.main:Toy", "toy.main:Args",
-                           capabilities=capabilities)  # fmt: skip
-
-
-def test_precision_names_and_engine_dtypes() -> None:
-    named = manifest(precisions={"fp32": ["float32"], "mixed": ["bf16"], "other": []})
-    assert run_setup.choose_precision(named, "float32") == ("fp32", "float32")
-    assert run_setup.choose_precision(named, "mixed") == ("mixed", "bfloat16")
-    assert run_setup.choose_precision(named, "other") == ("other", "bfloat16")
-    assert run_setup.choose_precision(named, None) == (None, None)
-    assert run_setup.choose_precision(manifest(), "fp16") == (None, "float16")
-    with pytest.raises(ConfigError, match="must be one of bf16, float32, fp32, mixed, other"):
-        run_setup.choose_precision(named, "int8")
-
-
-@pytest.mark.parametrize(
-    ("known", "seed", "steps", "expected"),
-    [
-        (["seed", "num_steps"], 3, 2, {"seed": 3, "num_steps": 2}),
-        (["seed"], None, None, {"seed": 0}),
-        ([], None, None, {}),
-    ],
-)
-def test_options_follow_the_capabilities(
-    known: list[str], seed: int | None, steps: int | None, expected: Mapping[str, int]
-) -> None:
-    from phyai.cli.run import _request_options
-
-    setup: Any = SimpleNamespace(
-        manifest=manifest(options=known), args=SimpleNamespace(), record=SimpleNamespace(id="toy")
-    )
-    assert _request_options(setup, seed, steps)[1] == expected
-    if not known:
-        with pytest.raises(ConfigError, match="takes no --seed"):
-            _request_options(setup, 1, None)
-        with pytest.raises(ConfigError, match="takes no --steps"):
-            _request_options(setup, None, 1)
-
-
-def test_needs_falls_back_to_capabilities() -> None:
-    text = observation.needs({}, manifest(cameras=["front"], kind="vla"))
-    assert text == "It takes --image front=FILE."
-    some = observation.needs({"cameras": ["front"], "optional_cameras": True}, manifest())
-    assert some == "It takes --image front=FILE (cameras may be left out, not all)."
-    assert observation.needs({}, manifest()) == ""
-
-
-def test_images_turn_to_rgb_and_upright(tmp_path: Path) -> None:
-    file = tmp_path / "a.png"
-    Image.new("LA", (5, 3), (200, 10)).save(file)
-    pixels = observation.read_image(file, "a")
-    assert pixels.shape == (3, 5, 3)
-    assert pixels.dtype == np.uint8
-
-
-def test_median_leaves_out_the_first_repetition() -> None:
-    timings = ({"total": 100.0}, {"total": 2.0}, {"total": 4.0})
-    outcome = run_report.Outcome(None, None, timings, 0, 0.0, 0, "cpu", "fp32")  # type: ignore[arg-type]
-    assert outcome.timing == {"total": 3.0}
 
 
 # ---------------------------------------------------------------- verify

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,8 @@ GOOD = AdapterManifest(
     weights_licence="Apache-2.0",
     golden="act.golden:runs",
 )
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_json_round_trip_keeps_every_field_and_type() -> None:
@@ -107,3 +110,17 @@ def test_an_api_that_is_no_pair_is_a_broken_rule(api: Any) -> None:
 
 def test_a_manifest_has_cores_api_by_default() -> None:
     assert GOOD.api == ADAPTER_API
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(
+        path.relative_to(ROOT).as_posix()
+        for folder in ("phyai-models-*", "examples", "phyai-core/src/phyai/scaffold")
+        for path in ROOT.glob(f"{folder}/**/plugin.py*")
+        if "AdapterManifest(" in path.read_text(encoding="utf-8")
+    ),
+)
+def test_our_manifests_say_which_api_they_are_written_for(path: str) -> None:
+    """Left out, it would be that of whatever core is installed, and never incompatible."""
+    assert "api=(1, 0)" in (ROOT / path).read_text(encoding="utf-8")

@@ -12,6 +12,7 @@ def phyai_adapter() -> AdapterManifest:
         summary="action chunking with transformers: camera and state to a chunk in one call",
         target="act_policy.adapter:ACTAdapter",
         args="act_policy.adapter:ACTArgs",
+        api=(1, 0),  # the adapter API it is written for
         architectures=("act_policy",),
         capabilities={
             "kind": "regression",

@@ -12,6 +12,7 @@ def phyai_adapter() -> AdapterManifest:
         summary="flow-matching policy: one camera, state, prompt",
         target="my_policy.adapter:PolicyAdapter",
         args="my_policy.adapter:PolicyArgs",
+        api=(1, 0),  # the adapter API it is written for
         architectures=("my_policy",),
         capabilities={
             "kind": "vla",

@@ -13,6 +13,7 @@ def phyai_adapter() -> AdapterManifest:
         "projectors",
         target="phyai.models.gr00t.main_gr00t:GrootAdapter",
         args="phyai.models.gr00t.main_gr00t:GrootArgs",
+        api=(1, 0),  # the adapter API it is written for
         architectures=("Gr00tN1d7",),
         key_probes=("action_head.vlln.weight", "action_head.action_encoder.W1.W"),
         capabilities={

@@ -12,6 +12,7 @@ def phyai_adapter() -> AdapterManifest:
         summary="pi0: vision-language-action flow model with a continuous state token",
         target="phyai.models.pi0.main_pi0:PI0Adapter",
         args="phyai.models.pi0.main_pi0:PI0Args",
+        api=(1, 0),  # the adapter API it is written for
         architectures=("pi0",),
         key_probes=("state_proj.weight",),
         capabilities={

@@ -12,6 +12,7 @@ def phyai_adapter() -> AdapterManifest:
         summary="pi0.5: vision-language-action flow model, state in the prompt, adaRMS expert",
         target="phyai.models.pi05.main_pi05:PI05Adapter",
         args="phyai.models.pi05.main_pi05:PI05Args",
+        api=(1, 0),  # the adapter API it is written for
         architectures=("pi05",),
         key_probes=("time_mlp_in.weight",),
         capabilities={
