@@ -12,8 +12,9 @@ import torch
 from phyai import hub
 from phyai.adapter import Adapter, AdapterArgs, draw_noise, is_integer, observations
 from phyai.cache import Cache
-from phyai.errors import CheckpointError, ConfigError, RequestError
+from phyai.errors import CheckpointError, ConfigError
 from phyai.layers import Placement
+from phyai.request_values import checked, common_steps
 from phyai.types import ActionChunk, BufferSpec, CacheSpec, Key, Prepared
 from phyai.weights import LoadReport, load_pretrained, update_tensors
 from torch import Tensor, nn
@@ -88,13 +89,8 @@ class PolicyAdapter(Adapter):
         each = [row_tensors(row, self.policy) for row in rows]
         tensors = {name: torch.stack([row[name] for row in each]) for name in each[0]}
         tensors["noise.action"] = torch.stack([self._noise(row.options) for row in rows])
-        steps = [row.options.get("num_steps", self.policy.num_steps) for row in rows]
-        count = steps[0]
-        if any(other != count for other in steps):
-            raise RequestError(f"num_steps must be the same in all rows; got {steps}.")
-        if not is_integer(count) or not 1 <= count <= MAX_STEPS:
-            raise RequestError(f"num_steps must be in [1, {MAX_STEPS}]; got {count!r}.")
-        return Prepared(tensors, len(rows), Key(num_steps=int(count)), meta=rows)
+        steps = common_steps([row.options for row in rows], self.policy.num_steps, MAX_STEPS)
+        return Prepared(tensors, len(rows), Key(num_steps=steps), meta=rows)
 
     def _noise(self, options: Mapping[str, Any]) -> Tensor:
         """Return the noise of one row [H, A], given or drawn from the row's own seed."""
@@ -102,13 +98,7 @@ class PolicyAdapter(Adapter):
         given = options.get("noise")
         if given is None:
             return draw_noise(shape, options.get("seed"))
-        try:
-            noise = torch.as_tensor(given, dtype=torch.float32)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise RequestError(f"noise must be numbers {list(shape)}; got {given!r}.") from error
-        if tuple(noise.shape) != shape or not bool(torch.isfinite(noise).all()):
-            raise RequestError(f"noise must be {list(shape)} finite; got {list(noise.shape)}.")
-        return noise
+        return checked("option noise", given, shape)
 
     # ------------------------------------------------------------ parts
 
