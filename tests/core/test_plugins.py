@@ -93,6 +93,25 @@ def test_allow_and_block_lists(folder: Path, env: dict[str, str], usable: list[s
     assert ask(folder, code, **env) == [usable, ["a", "b", "c"]]
 
 
+def test_names_in_the_lists_that_match_nothing_are_told(folder: Path) -> None:
+    install(folder, "arm")
+    code = "from phyai import plugins; result = plugins.unmatched()"
+    assert ask(folder, code, PHYAI_PLUGINS="arm", PHYAI_PLUGINS_BLOCK="arm-dist:arm") == []
+    [allow, deny] = ask(folder, code, PHYAI_PLUGINS="arm,leg", PHYAI_PLUGINS_BLOCK="amr")
+    assert "PHYAI_PLUGINS must hold ids of installed plugins; got 'leg'" in allow
+    for part in ("PHYAI_PLUGINS_BLOCK", "'amr'", "Did you mean 'arm'?"):
+        assert part in deny
+    code = (
+        "import logging\nfrom phyai import plugins\nheard = []\n"
+        "class Ear(logging.Handler):\n"
+        "    def emit(self, record): heard.append(record.getMessage())\n"
+        "logging.getLogger('phyai').addHandler(Ear())\n"
+        "plugins.load_hook_plugins()\nresult = heard"
+    )
+    [told] = ask(folder, code, PHYAI_PLUGINS_BLOCK="amr")
+    assert "'amr'" in told
+
+
 def test_a_blocked_plugin_is_not_imported_and_says_why(folder: Path) -> None:
     install(folder, "loud", "raise RuntimeError('imported')")
     error = error_of(folder, "plugins.find('loud')", PHYAI_PLUGINS_BLOCK="loud")

@@ -125,6 +125,26 @@ def discover_hooks() -> list[PluginRecord]:
     return _apply_block_list(_scan(HOOK_GROUP))
 
 
+def unmatched_names() -> dict[str, list[str]]:
+    """Return the names in the allow and the deny list that no installed plugin has, by variable.
+
+    The allow list is of adapters; the deny list of adapters and hook plugins.
+
+    >>> from phyai.plugin_records import unmatched_names
+    >>> sorted(unmatched_names())
+    []
+    """
+    adapters = _scan(ADAPTER_GROUP)
+    pools = {ALLOW_ENV: adapters, BLOCK_ENV: [*adapters, *_scan(HOOK_GROUP)]}
+    found = {
+        variable: sorted(
+            name for name in _env_names(variable) or () if not any(_named(r, {name}) for r in pool)
+        )
+        for variable, pool in pools.items()
+    }
+    return {variable: names for variable, names in found.items() if names}
+
+
 def _scan(group: str) -> list[PluginRecord]:
     records: list[PluginRecord] = []
     seen: set[str] = set()

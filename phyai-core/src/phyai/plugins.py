@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +31,7 @@ from phyai.plugin_records import (
     discover,
     discover_hooks,
     load,
+    unmatched_names,
     unusable,
 )
 from phyai.plugin_rules import check_api, check_hooks, check_manifest
@@ -51,7 +53,10 @@ __all__ = [
     "recognise",
     "register",
     "registered",
+    "unmatched",
 ]
+
+log = logging.getLogger("phyai")
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -255,12 +260,29 @@ def add_hooks(manager: pluggy.PluginManager, plugin: object, name: str) -> None:
     manager.register(plugin, name=name)
 
 
+def unmatched() -> list[str]:
+    """Return a line per name in ``PHYAI_PLUGINS`` or ``PHYAI_PLUGINS_BLOCK`` that matches nothing.
+
+    A misspelt name denies nothing, which its author should hear of.
+    """
+    records = [*discover(), *discover_hooks()]
+    ids = {name for record in records for name in (record.id, record.qualified_id)}
+    return [
+        f"{variable} must hold ids of installed plugins; got {name!r}, which matches none."
+        f"{did_you_mean(name, ids)}"
+        for variable, names in unmatched_names().items()
+        for name in names
+    ]
+
+
 def load_hook_plugins() -> pluggy.PluginManager:
     """Return a manager holding every hook plugin that is not blocked.
 
     Raises: PluginError with the traceback when one is broken: it may be the safety filter.
     """
     manager = create_manager()
+    for line in unmatched():
+        log.warning("%s", line)
     seen: dict[str, PluginRecord] = {}
     for record in map(load, discover_hooks()):
         if record.status == "blocked":

@@ -16,15 +16,16 @@ def show(*, json: bool) -> None:
     from phyai import plugins as found
 
     adapters, hooks = found.inspect_all(), found.inspect_hooks()
+    unmatched = found.unmatched()
     if json:
-        console.print_json({"plugins": adapters, "hooks": hooks})
+        console.print_json({"plugins": adapters, "hooks": hooks, "unmatched": unmatched})
         return
     if not adapters:
         print("No plugin is installed. Install a model package, such as phyai-models-NAME.")
     for title, records in (("plugins", adapters), ("hook plugins", hooks)):
         if records:
             print("\n".join(_lines(title, records)))
-    for line in problems([*adapters, *hooks]):
+    for line in [*problems([*adapters, *hooks]), *unmatched]:
         print(line, file=sys.stderr)
 
 
