@@ -59,6 +59,41 @@ def test_a_replay_runs_the_operators_and_no_python() -> None:
     assert (row.mode, row.captures, row.nbytes) == ("cuda", 1, 12)
 
 
+def test_what_a_region_updates_is_put_back_between_the_runs_of_a_capture() -> None:
+    total, step, seen = torch.zeros(2), torch.ones(2), []
+
+    def run() -> None:
+        seen.append(total[0].clone())
+        total.add_(step)
+
+    for capturer in (RecordingCapturer(num_warmup_iters=3), PooledCapturer("cpu")):
+        total.fill_(10.0)
+        graphs = GraphService("cuda", "cpu", capturer=capturer)
+        region = graphs.capture("count", run, updates=[total])
+        seen.clear()
+        region()
+        assert total.tolist() == [11.0, 11.0]
+        assert {float(value) for value in seen if not value.isnan()} == {10.0}
+        region()
+        assert total.tolist() == [12.0, 12.0]
+        assert graphs.stats()["fallbacks"] == 0
+
+
+def test_what_a_failed_capture_updated_is_put_back_before_it_runs_eagerly() -> None:
+    total, graphs = torch.zeros(1), service()
+
+    def run() -> None:
+        total.add_(1.0)
+        if float(total) > 99.0:  # waits for the device: cannot be captured
+            total.zero_()
+
+    region = graphs.capture("count", run, updates=[total])
+    for count in (1.0, 2.0):
+        region()
+        assert total.tolist() == [count]
+    assert graphs.stats()["fallbacks"] == 1
+
+
 def test_a_python_branch_is_frozen() -> None:
     layer, graphs = Layer(), service()
     switch = {"on": True}

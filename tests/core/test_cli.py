@@ -223,8 +223,9 @@ def test_plugins_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     table = capsys.readouterr().out
     assert main(["plugins", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert {"plugins", "hooks"} == set(data)
+    assert set(data) == {"plugins", "hooks", "unmatched"}
     assert data["plugins"]
+    assert data["unmatched"] == []
     for record in data["plugins"]:
         assert record["status"] == "ok"
         assert record["id"] in table

@@ -130,6 +130,7 @@ def test_dtype_goes_through_the_plugins_names(capsys: pytest.CaptureFixture[str]
         (("--image", "front=PICTURE"), "base_0_rgb"),
         (("--state", "1,2"), "state must"),
         (("--prompt", " "), "prompt must not be empty"),
+        (("--session", "demo"), "'session_id' needs a plugin that keeps sessions"),
     ],
 )
 def test_wrong_values_are_refused(

@@ -14,6 +14,7 @@ from PIL import Image
 from phyai.cli import observation, run_report, run_setup
 from phyai.errors import ConfigError
 from phyai.manifest import AdapterManifest
+from phyai.types import Observation
 
 
 def manifest(**capabilities: Any) -> AdapterManifest:
@@ -54,6 +55,16 @@ def test_options_follow_the_capabilities(
             _request_options(setup, 1, None)
         with pytest.raises(ConfigError, match="takes no --steps"):
             _request_options(setup, None, 1)
+
+
+def test_repetitions_are_the_frames_of_a_session() -> None:
+    from phyai.cli.run import _frame
+
+    request = Observation(prompt="go", options={"seed": 3})
+    assert _frame(request, None, 2) is request
+    frames = [_frame(request, "demo", seq) for seq in range(2)]
+    assert [(f.session_id, f.seq, f.seed) for f in frames] == [("demo", 0, 3), ("demo", 1, 3)]
+    assert request.options == {"seed": 3}
 
 
 def test_needs_falls_back_to_capabilities() -> None:

@@ -145,6 +145,7 @@ def test_defaults() -> None:
     assert runtime.dist_timeout_s == 600.0
     assert runtime.freeze_kernel_choices is True
     assert runtime.max_live_caches == 16
+    assert (runtime.max_sessions, runtime.session_ttl_s) == (8, None)
     assert runtime.num_threads is runtime.seed is runtime.memory_budget_bytes is None
     assert BackendConfig() == BackendConfig("flashinfer", "flashinfer", None, None, None)
     assert KernelConfig() == KernelConfig(None, None, None, None, None)
@@ -157,6 +158,9 @@ def test_defaults() -> None:
         ("graph_backend", "jit"),
         ("max_live_caches", True),
         ("max_live_caches", 0),
+        ("max_sessions", 0),
+        ("session_ttl_s", 0.0),
+        ("session_ttl_s", True),
         ("memory_budget_bytes", 0),
         ("memory_budget_bytes", 1.5),
         ("num_threads", 0),

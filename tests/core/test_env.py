@@ -218,6 +218,15 @@ def test_from_env_without_a_config_is_silent(
         EngineConfig.from_env({})  # type: ignore[arg-type]
 
 
+def test_limits_of_sessions() -> None:
+    config = override(EngineConfig(), MAX_SESSIONS="2", SESSION_TTL_S="1.5")
+    assert (config.runtime.max_sessions, config.runtime.session_ttl_s) == (2, 1.5)
+    assert override(config, SESSION_TTL_S="none").runtime.session_ttl_s is None
+    for name, text in (("MAX_SESSIONS", "0"), ("SESSION_TTL_S", "soon"), ("SESSION_TTL_S", "nan")):
+        with pytest.raises(ConfigError, match=f"PHYAI_{name}"):
+            override(config, **{name: text})
+
+
 def test_empty_is_unset_and_typing_mistakes_are_listed() -> None:
     base = EngineConfig()
     assert override(base, DEVICE="", SEED=" ") == base

@@ -13,12 +13,12 @@ import torch
 from phyai import engine_core
 from phyai.adapter import NoConditioning
 from phyai.addresses import nbytes
-from phyai.errors import CapacityError, ConfigError, PluginContractError, RequestError
+from phyai.errors import CapacityError, ConfigError, PluginContractError
 from phyai.graph import GraphService
 from phyai.scheduler import Scheduler
 from phyai.solver import Direct
 from phyai.testing.capture import RecordingCapturer
-from phyai.types import BufferSpec, Key, Prepared
+from phyai.types import Key, Prepared
 from tests.core.toy_adapter import FlowAdapter, ToyAdapter, ToyRequest, open_engine, registry
 
 ROW_BYTES = 4 * (4 + 4 + 6 + 6) + 1
@@ -351,46 +351,25 @@ def test_guidance_branches_are_refused_until_they_exist() -> None:
         assert engine.core.services.memory.nbytes == 0
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"key": Key(rollout=True)}, "rollout must be False"),
-        ({"session_ids": ("robot-1", None)}, "session_id must be left out"),
-    ],
-)
-def test_rollouts_and_sessions_are_refused_until_they_exist(
-    changes: dict[str, Any], message: str
-) -> None:
+def test_rollouts_are_refused_until_they_exist() -> None:
     class Ahead(ToyAdapter):
         name = "toy-ahead"
 
         def _prepared(self, *args: Any) -> Prepared:
-            return replace(super()._prepared(*args), **changes)
+            return replace(super()._prepared(*args), key=Key(rollout=True))
 
     with open_engine(Ahead) as engine:
-        with pytest.raises((ConfigError, RequestError), match=message):
+        with pytest.raises(ConfigError, match="rollout must be False"):
             engine.step(request(2))
         assert places(engine) == []
         assert engine.core.services.memory.nbytes == 0
 
 
-def test_session_buffers_and_step_graphs_are_refused_until_they_exist() -> None:
-    class Remembers(ToyAdapter):
-        name = "toy-remembers"
-
-        def cache(self) -> Any:
-            features = super().cache()
-            memory = BufferSpec((8,), torch.float32, session=True)
-            return lambda key: {**features(key), "memory": memory}
-
+def test_step_graphs_are_refused_until_they_exist() -> None:
     class Steps(ToyAdapter):
         name = "toy-steps"
         graph_unit = "step"
 
-    with open_engine(Remembers) as engine:
-        with pytest.raises(PluginContractError, match=r"session buffers.*memory"):
-            engine.step(request(1))
-        assert engine.core.services.memory.nbytes == 0
     with pytest.raises(PluginContractError, match="graph_unit of adapter 'toy-steps'"):
         open_engine(Steps)
 

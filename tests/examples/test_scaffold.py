@@ -119,6 +119,7 @@ def test_a_new_adapter_prints_a_chunk(kind: str, tmp_path: Path) -> None:
         "run",
         "--plugin",
         "fresh_policy",
+        *({"tracker": ("--session", "demo", "--repeat", "3")}.get(kind, ())),
     )
     done = run_installed(folder, tmp_path / "site", *command, PHYAI_CACHE=_cache(tmp_path))
     assert done.returncode == 0, done.stderr

@@ -14,7 +14,6 @@ from safetensors.numpy import load_file
 from phyai.testing.sandbox import Sandbox
 from phyai.weights import save_safetensors
 
-SOURCES = Path(__file__).parent / "correct_policy"
 PACKAGE = "correct_policy"
 PLUGIN = "toy_policy"
 LOAD = "        return load_pretrained(self.network, folder, strict=True)\n"
@@ -48,17 +47,24 @@ class Mutant:
     )
 
 
-def install(sandbox: Sandbox, mutant: Mutant | None = None) -> None:
+def install(
+    sandbox: Sandbox,
+    mutant: Mutant | None = None,
+    *,
+    package: str = PACKAGE,
+    plugin: str = PLUGIN,
+) -> None:
     """Install the toy policy, or a mutant of it, as distribution ``toy-policy`` 1.0."""
-    sources = {path.stem: path.read_text(encoding="utf-8") for path in SOURCES.glob("*.py")}
+    folder = Path(__file__).parent / package
+    sources = {path.stem: path.read_text(encoding="utf-8") for path in folder.glob("*.py")}
     for old, new in mutant.changes if mutant else ():
         assert mutant is not None
         assert sources[mutant.file].count(old) == 1, old
         sources[mutant.file] = sources[mutant.file].replace(old, new)
     sandbox.distribution(
-        "toy-policy",
-        {f"{PACKAGE}.{name}": text for name, text in sources.items()},
-        {"phyai.plugins": {PLUGIN: f"{PACKAGE}.plugin"}},
+        plugin.replace("_", "-"),
+        {f"{package}.{name}": text for name, text in sources.items()},
+        {"phyai.plugins": {plugin: f"{package}.plugin"}},
     )
 
 

@@ -21,15 +21,13 @@ from phyai.testing.conformance.subject import Given, Subject
 from phyai.testing.sandbox import Sandbox
 from tests.core.toy_adapter import ToyAdapter, registry
 from tests.native_cache import share_native
-from tests.testing import policies
+from tests.testing import mutants_sessions, policies
 
 DECLARED_NOWHERE = {
     "l0_hook_modules_import_no_torch",
     "l2_compiled_regions_equal_eager",
     "l2_cuda_graphs_equal_eager",
-    "l3_session_repeats_a_stored_result",
-    "l3_session_refuses_a_wrong_seq",
-    "l3_sessions_stay_apart",
+    *mutants_sessions.ALL,
 }
 """Checks that do not apply to the correct policy on a machine without a GPU."""
 

@@ -10,7 +10,7 @@ from phyai.testing.conformance import CHECKS
 from phyai.testing.conformance.report import run_checks
 from phyai.testing.conformance.subject import Given, Subject
 from phyai.testing.sandbox import Sandbox
-from tests.testing import policies
+from tests.testing import mutants_sessions, policies
 from tests.testing.mutants import MUTANTS
 from tests.testing.policies import Mutant
 
@@ -84,9 +84,7 @@ def test_there_are_enough_mutants_and_no_check_is_spared() -> None:
         "l2_compiled_regions_equal_eager",  # need a compiler, a GPU
         "l2_cuda_graphs_equal_eager",
         "l2_requests_pass_by_pluggy",  # core's own duty: test_kit breaks core
-        "l3_session_repeats_a_stored_result",  # test_sessions
-        "l3_session_refuses_a_wrong_seq",
-        "l3_sessions_stay_apart",
+        *mutants_sessions.ALL,  # test_sessions
     }
     assert len(MUTANTS) >= 10
     assert {check.name for check in CHECKS} - elsewhere - caught - others == set()

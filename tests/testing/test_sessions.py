@@ -1,77 +1,74 @@
-"""Session checks on a stand-in: the engine keeps no sessions yet, so a small store plays it."""
+"""The kit's session checks pass a correct policy with sessions, and catch every mutant of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import SimpleNamespace
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from phyai.errors import RequestError
 from phyai.testing.conformance import sessions
-from phyai.testing.conformance.check import Failure, NotApplicable
+from phyai.testing.conformance.check import Outcome
+from phyai.testing.conformance.report import run_checks
+from phyai.testing.conformance.subject import Given, Subject
+from phyai.testing.sandbox import Sandbox
 from phyai.types import Observation
+from tests.testing import policies
+from tests.testing.mutants_sessions import ALL, MUTANTS
+from tests.testing.policies import Mutant
+
+PACKAGE, PLUGIN = "session_policy", "toy_session"
 
 
-class Store:
-    """Answers with the running sum of the states of a session."""
-
-    def __init__(self, fault: str = "") -> None:
-        self.fault = fault
-        self.rows: dict[str, tuple[int, float, torch.Tensor]] = {}
-
-    def step(self, row: Observation) -> torch.Tensor:
-        name = "one for all" if self.fault == "shared" else str(row.session_id)
-        seq = int(row.seq or 0)
-        last, total, stored = self.rows.get(name, (-1, 0.0, torch.zeros(1)))
-        if self.fault == "shared":
-            last = seq - 1 if seq != last else last
-        if seq == last and self.fault != "forgets":
-            return stored
-        if seq != last + 1 and not (self.fault == "any seq" or seq == last):
-            raise RequestError(f"seq must be {last + 1}; got {seq}.")
-        total += float(np.sum(row.state))
-        result = torch.tensor([total])
-        self.rows[name] = (seq, total, result)
-        return result
+def outcomes(
+    sandbox: Sandbox, mutant: Mutant | None, only: Sequence[str], **given: Any
+) -> list[Outcome]:
+    """Return how the checks end on the session policy, or on a mutant of it."""
+    policies.install(sandbox, mutant, package=PACKAGE, plugin=PLUGIN)
+    samples = [Observation(state=np.array(row, np.float32)) for row in ([1, 2, 3], [0.5, -1, 4])]
+    with sandbox.visible():
+        subject = Subject(Given(PLUGIN, sample_requests=samples, **given))
+        try:
+            return run_checks(subject, only=only)
+        finally:
+            subject.close()
 
 
-def subject(fault: str = "", declared: bool = True) -> Any:
-    @contextmanager
-    def engine() -> Iterator[Store]:
-        yield Store(fault)
-
-    row = Observation(state=np.ones(3, np.float32))
-    return SimpleNamespace(
-        capability=lambda name: declared,
-        takes_option=lambda name: False,
-        observation=lambda: row,
-        engine=engine,
-    )
+def test_the_correct_policy_passes(phyai_sandbox: Sandbox) -> None:
+    assert [check.name for check in sessions.CHECKS] == list(ALL)
+    ends = outcomes(phyai_sandbox, None, ("l0_capa*", "l1_loads", "l2_*", *ALL))
+    failed = {o.name: o.message for o in ends if o.status not in ("passed", "not-applicable")}
+    assert failed == {}
+    assert {o.name for o in ends if o.status == "passed"} >= {*ALL, "l2_requests_succeed"}
 
 
-CHECKS: list[Callable[[Any], None]] = [check.run for check in sessions.CHECKS]
+def test_plugins_without_sessions_are_not_checked(phyai_sandbox: Sandbox) -> None:
+    without = Mutant("plugin", (('            "sessions": True,\n', ""),), "", "")
+    ends = outcomes(phyai_sandbox, without, ALL)
+    assert {o.status for o in ends} == {"not-applicable"}
+    assert "declare no sessions" in ends[0].message
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__)
-def test_right_sessions_pass(check: Callable[[Any], None]) -> None:
-    check(subject())
-    with pytest.raises(NotApplicable, match="declare no sessions"):
-        check(subject(declared=False))
+@pytest.mark.parametrize("name", list(MUTANTS))
+def test_mutant_is_caught(name: str, phyai_sandbox: Sandbox) -> None:
+    mutant = MUTANTS[name]
+    (end,) = outcomes(phyai_sandbox, mutant, (mutant.caught,))
+    assert end.status == "failed"
+    assert mutant.message in end.message
 
 
-@pytest.mark.parametrize(
-    ("fault", "check", "message"),
-    [
-        ("forgets", sessions.session_repeats_a_stored_result, "must give its stored result"),
-        ("any seq", sessions.session_refuses_a_wrong_seq, "seq 2 after seq 0 must be a Request"),
-        ("shared", sessions.sessions_stay_apart, "must not notice another session"),
-    ],
-)
-def test_wrong_sessions_are_caught(fault: str, check: Callable[[Any], None], message: str) -> None:
-    with pytest.raises(Failure, match=message):
-        check(subject(fault))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(MUTANTS))
+def test_mutant_breaks_what_it_should_and_nothing_else(name: str, phyai_sandbox: Sandbox) -> None:
+    mutant = MUTANTS[name]
+    failed = {
+        o.name: o.message for o in outcomes(phyai_sandbox, mutant, ALL) if o.status == "failed"
+    }
+    assert mutant.message in failed[mutant.caught]
+    assert set(failed) == {mutant.caught, *mutant.also}, failed
+
+
+def test_every_check_catches_some_mutant() -> None:
+    caught = {name for mutant in MUTANTS.values() for name in (mutant.caught, *mutant.also)}
+    assert caught == set(ALL)

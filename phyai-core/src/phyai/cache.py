@@ -54,7 +54,8 @@ class Cache:
     Shapes: every buffer declared with ``rows=True`` is [capacity, *spec.shape].
     ``rows`` is how many of them the current batch uses, ``plan`` what the adapter's conditioning
     computed on the host for this batch (index lists, lengths). Read-only inside the solver loop,
-    except for scratch buffers and taps.
+    except for scratch buffers and taps. ``session_buffers``: those with ``session=True``; core puts
+    the rows of the sessions there before plan() and keeps what is there after a valid result.
 
     >>> import torch
     >>> from phyai.memory import Arena
@@ -89,6 +90,9 @@ class Cache:
         }
         self._buffers = self._allocate({**shapes, ".rows_valid": ((capacity,), torch.bool)})
         self.rows_valid = self._buffers.pop(".rows_valid")
+        self.session_buffers: Mapping[str, Tensor] = {
+            buffer: self._buffers[buffer] for buffer, wanted in self._spec.items() if wanted.session
+        }
 
     def __getitem__(self, name: str) -> Tensor:
         try:
@@ -143,6 +147,7 @@ class Cache:
 
     def close(self) -> None:
         self._buffers.clear()
+        self.session_buffers = {}
         self.inputs.tensors.clear()
         self._memory.release(f"{self.name}/")
 

@@ -64,7 +64,8 @@ class Engine:
     """Runs one plugin; thread-safe.
 
     A request is an Observation (-> ActionChunk), a sequence of them (-> list of ActionChunk) or the
-    plugin's own model request (-> model-space tensor).
+    plugin's own model request (-> model-space tensor). Options ``session_id`` and ``seq`` make it
+    one of a session, see ``phyai.sessions``; a weight update keeps the sessions.
 
     >>> import torch
     >>> from phyai.engine_config import DeviceConfig
@@ -165,6 +166,25 @@ class Engine:
             self._latencies.append(1e3 * (time.perf_counter() - started))
         return result
 
+    # ------------------------------------------------------------ sessions
+
+    def reset_session(self, session_id: str) -> None:
+        """Forget what a session keeps; its next request is seq 0. Unknown ids are fine.
+
+        A request of the session that is running still gets its result, and leaves nothing.
+        Raises: RequestError for a bad id; EngineUnavailableError when closed.
+        """
+        self._check_open()
+        self._core.sessions.reset(session_id)
+
+    def close_session(self, session_id: str) -> None:
+        """Forget a session and free its place; as ``reset_session`` for the rest.
+
+        Its next request is a SessionClosed error, or seq 0, which opens it anew.
+        """
+        self._check_open()
+        self._core.sessions.end(session_id)
+
     # ------------------------------------------------------------ life cycle
 
     def setup(self) -> None:
@@ -214,7 +234,7 @@ class Engine:
         return self._core
 
     def stats(self) -> dict[str, Any]:
-        """Return counts, latencies (ms), memory, graphs, failures of observers; by replica."""
+        """Return counts, latencies (ms), memory, sessions, graphs, observer failures."""
         with self._wake:
             latencies = np.array(self._latencies)
             replica: dict[str, Any] = {
@@ -231,6 +251,7 @@ class Engine:
         replica["memory_bytes"] = self._core.services.memory.nbytes
         with contextlib.suppress(EngineUnavailableError):  # closed, maybe a moment ago
             replica["memory"] = self._core.memory_report()
+        replica["sessions"] = self._core.sessions.stats()
         replica["observer_failures"] = self._core.observer_failures()
         replica["graphs"] = self._core.services.graphs.stats()
         return {"plugin": self.args.plugin, "mode": self.mode, "replicas": [replica]}

@@ -148,6 +148,13 @@ class RuntimeConfig(Config):
     max_live_caches: int = field(
         default=16, metadata=_help("caches (key, batch bucket) kept alive, least recent leaves")
     )
+    max_sessions: int = field(
+        default=8, metadata=_help("sessions kept by a plugin that has some, least recent leaves")
+    )
+    session_ttl_s: float | None = field(
+        default=None,
+        metadata=_help("seconds without a request until a session expires; null = never"),
+    )
     warmup: bool = field(
         default=False,
         metadata=_help("at start, run the checkpoint's full request once per batch bucket"),
@@ -185,7 +192,8 @@ class RuntimeConfig(Config):
         if self.static_shapes is not None:
             check_bool(self, "static_shapes")
         check_choice(self, "graph_backend", get_args(GraphBackend))
-        check_int(self, "max_live_caches", "flashinfer_workspace_bytes", minimum=1)
+        check_int(self, "max_live_caches", "max_sessions", "flashinfer_workspace_bytes", minimum=1)
+        check_seconds(self, "session_ttl_s", optional=True)
         check_int(self, "memory_budget_bytes", minimum=1, optional=True)
         check_int(self, "num_threads", minimum=1, maximum=MAX_THREADS, optional=True)
         check_int(self, "seed", minimum=0, optional=True)

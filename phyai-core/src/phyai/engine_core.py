@@ -27,6 +27,7 @@ from phyai.plugins import find, load_hook_plugins
 from phyai.runner import Runner
 from phyai.scheduler import Scheduler
 from phyai.services import Progress, Services, no_progress
+from phyai.sessions import SessionStore, Turn, declares_sessions
 from phyai.tensor_dump import TensorDumper, open_dumper
 from phyai.timers import Profile
 from phyai.types import ActionChunk, Media, Observation, Prepared
@@ -114,6 +115,13 @@ class EngineCore:
             dtype=config.device.params_dtype,
             progress=progress,
         )
+        self.sessions = SessionStore(
+            self.services.memory,
+            capacity=config.runtime.max_sessions,
+            ttl_s=config.runtime.session_ttl_s,
+            plugin=record.id,
+            declared=declares_sessions(record.manifest.capabilities if record.manifest else {}),
+        )
         try:
             started = time.perf_counter()
             rows = HookBinder(manager, record, None, self.services).kernel_rows()
@@ -131,6 +139,7 @@ class EngineCore:
                 self.binder,
                 Scheduler(max_rows(plugin_args), self.services.graphs.static_shapes),
                 config.runtime.max_live_caches,
+                self.sessions,
             )
             self._dumper = open_dumper(self._adapter.dump_targets(), config.runtime)
             if config.runtime.freeze_kernel_choices:
@@ -166,30 +175,47 @@ class EngineCore:
         """Run one request; see ``Engine.step``."""
         self._notify["phyai_request_started"](RequestInfo(self.plugin))
         started = time.perf_counter()
-        rows: int | None = None
+        turn = self.sessions.turn(request)
         self.services.profile.timers.reset()
         try:
-            prepared = self._prepare(request)
-            rows = prepared.rows
-            prepare_ms = 1e3 * (time.perf_counter() - started)
-            waiting = time.perf_counter()
-            with self.lock:
-                locked_ms = 1e3 * (time.perf_counter() - waiting)
-                with nullcontext() if self._dumper is None else self._dumper.step():
-                    result = self.runner.run(prepared)
-                timing = {"queue": queued_ms + locked_ms, "prepare": prepare_ms}
-                timing.update(self.services.profile.timers.collect())
+            with turn:
+                waited_ms = 1e3 * (time.perf_counter() - started)  # for a session in use
+                result, decoded, timing = self._answer(turn, queued_ms + waited_ms)
             timing["total"] = queued_ms + 1e3 * (time.perf_counter() - started)
         except BaseException as error:
+            milliseconds = 1e3 * (time.perf_counter() - started)
             self._notify["phyai_request_finished"](
-                RequestInfo(self.plugin, rows, 1e3 * (time.perf_counter() - started), repr(error))
+                RequestInfo(self.plugin, turn.rows, milliseconds, repr(error))
             )
             if isinstance(error, SystemExit):
                 raise _exits(self.plugin, error, "a request ran") from error
             raise
         self.last_timing = timing
-        self._notify["phyai_request_finished"](RequestInfo(self.plugin, rows, timing["total"]))
-        return _with_timing(request, result, timing, prepared.meta is not None)
+        self._notify["phyai_request_finished"](RequestInfo(self.plugin, turn.rows, timing["total"]))
+        return _with_timing(request, result, timing, decoded)
+
+    def _answer(self, turn: Turn, queued_ms: float) -> tuple[Any, bool, dict[str, float]]:
+        """Return the result of a request, whether it is decoded, and its timing.
+
+        Rows that a session has seen before get their stored result; the others are prepared and
+        run. When none is left, nothing is.
+        """
+        timing, result, prepared = {"queue": queued_ms}, None, None
+        if turn.runs:
+            started = time.perf_counter()
+            prepared = self._prepare(turn.request)
+            turn.adopt(prepared, self.runner.spec)
+            timing["prepare"] = 1e3 * (time.perf_counter() - started)
+        if turn.runs and prepared is not None:
+            waiting = time.perf_counter()
+            with self.lock:
+                timing["queue"] += 1e3 * (time.perf_counter() - waiting)
+                with nullcontext() if self._dumper is None else self._dumper.step():
+                    result = self.runner.run(prepared)
+                timing.update(self.services.profile.timers.collect())
+        merged = turn.merged(result)
+        decoded = isinstance(merged, list) if prepared is None else prepared.meta is not None
+        return merged, decoded, timing
 
     def observer_failures(self) -> dict[str, int]:
         """Return how often observers of each plugin raised; those that never did are left out."""
@@ -242,7 +268,11 @@ class EngineCore:
             steps.append(self._dumper.close)
         if adapter is not None:
             steps.append(adapter.close)
-        steps += [self.services.graphs.close, lambda: self.services.memory.release("")]
+        steps += [
+            self.sessions.close,
+            self.services.graphs.close,
+            lambda: self.services.memory.release(""),
+        ]
         for step in steps:
             try:
                 step()

@@ -45,6 +45,14 @@ def parse_int(text: str) -> int:
         raise ValueError("must be an integer") from None
 
 
+def parse_number(text: str) -> float:
+    """Return the number written in ``text``."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("must be a number") from None
+
+
 def parse_text(text: str) -> str:
     """Return ``text`` without surrounding blanks."""
     return text.strip()
@@ -126,6 +134,13 @@ REGISTRY: tuple[EnvVar, ...] = (
     _var("SEED", "runtime.seed", _maybe_int, "seed of the process"),
     _var("MEMORY_BUDGET_BYTES", "runtime.memory_budget_bytes", _maybe_int, "limit of buffers"),
     _var("MAX_LIVE_CACHES", "runtime.max_live_caches", parse_int, "caches kept alive (LRU)"),
+    _var("MAX_SESSIONS", "runtime.max_sessions", parse_int, "sessions kept (LRU)"),
+    _var(
+        "SESSION_TTL_S",
+        "runtime.session_ttl_s",
+        optional(parse_number),
+        "seconds until an unused session expires",
+    ),
     _var("WORLD_SIZE", "parallel.world_size", _maybe_int, "ranks of one replica"),
     _var("DP_SIZE", "parallel.dp_size", parse_int, "only 1; replicas belong to the deployment"),
     _var("CFG_SIZE", "parallel.cfg_size", parse_int, "ranks that share the guidance branches"),

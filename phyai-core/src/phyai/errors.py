@@ -13,6 +13,10 @@ PhyaiError
 │   └── ShapeMismatch                   a tensor of another shape than the model's
 ├── RequestError (ValueError)           one bad request; the engine goes on
 │   └── SessionLost                     the session's state is gone; start a new one
+│       ├── SessionUnknown          no such session here, or lost too long ago to say how
+│       ├── SessionEvicted          it made room for others
+│       ├── SessionExpired          no request came within its time to live
+│       └── SessionClosed           it was closed
 ├── CapacityError                       a limit of memory or of a pool
 │   └── StaticCacheError                a static cache is full
 ├── EngineUnavailableError (RuntimeError)  closed, starting, dead or poisoned; see ``.reason``
@@ -82,7 +86,27 @@ class RequestError(PhyaiError, ValueError):
 
 
 class SessionLost(RequestError):
-    """The session's state is gone (evicted, expired, replica died); open a new session."""
+    """The session's row is gone; ``seq`` 0 opens it anew. See its four subclasses.
+
+    How a session was lost is remembered for the last 1024 of them. After that the same request
+    is a SessionUnknown, as it is on a replica that never had the session.
+    """
+
+
+class SessionUnknown(SessionLost):
+    """No such session: never opened here, or lost so long ago that nobody knows how."""
+
+
+class SessionEvicted(SessionLost):
+    """The session was the least recently used one when another needed its place."""
+
+
+class SessionExpired(SessionLost):
+    """The session had no request within ``runtime.session_ttl_s``."""
+
+
+class SessionClosed(SessionLost):
+    """The session was closed by ``Engine.close_session``."""
 
 
 class CapacityError(PhyaiError):

@@ -6,11 +6,12 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import torch
+from torch import Tensor
 
 from phyai.addresses import addresses, moved
 from phyai.compiling import compiled, disk_cache_counts
@@ -77,8 +78,10 @@ class Region:
         key: Hashable,
         unsafe: str | None,
         reads: object = None,
+        updates: Sequence[Tensor] = (),
     ) -> None:
         self.name, self.key, self.fn, self.reads = name, key, fn, reads
+        self.updates = tuple(updates)
         self.mode: GraphBackend = "eager" if unsafe else service.backend
         self.reason = f"part {unsafe} is not capture-safe" if unsafe else ""
         self.replays = 0
@@ -125,16 +128,22 @@ class Region:
         started = time.perf_counter()
         service = self._service
         before = disk_cache_counts() if self.mode == "inductor" else (0, 0)
+        trial = _Trial(self.fn, self.updates)
         try:
             if self.mode == "inductor":
                 ready = service._compile(self.fn)
             else:
-                ready, self.nbytes = service._record(self.fn)
+                ready, self.nbytes = service._record(trial)
                 self._addresses = addresses(self.reads)
+            trial.over = True
+            trial.put_back()
             ready()
         except Exception as error:
+            trial.put_back()
             self._run_eagerly(error)
             return
+        finally:
+            trial.first.clear()
         seconds = time.perf_counter() - started
         self.compile_s += seconds
         self.captures += 1
@@ -168,6 +177,24 @@ class Region:
         self._addresses = {}
 
 
+class _Trial:
+    """Runs a function for a capture; after each run what it updates is as it was before."""
+
+    def __init__(self, fn: Callable[[], object], updates: Sequence[Tensor]) -> None:
+        self.fn = fn
+        self.first = [(tensor, tensor.clone()) for tensor in updates]
+        self.over = False  # a replay without CUDA calls this again, and that run counts
+
+    def __call__(self) -> None:
+        self.fn()
+        if not self.over and not capturing():  # else it would be a part of the graph
+            self.put_back()
+
+    def put_back(self) -> None:
+        for tensor, value in self.first:
+            tensor.copy_(value)
+
+
 class GraphService:
     """Captures regions and keeps the most recently used ones.
 
@@ -177,7 +204,8 @@ class GraphService:
     one needs no CUDA device (``phyai.testing.capture``).
 
     A region's fn takes no arguments, reads and writes static buffers only, and gives the same
-    result when it runs again on the same inputs: capturing runs it several times.
+    result when it runs again on the same inputs: capturing runs it several times. What it reads and
+    overwrites is named as ``updates``.
 
     >>> import torch
     >>> from phyai.graph import GraphService
@@ -243,11 +271,13 @@ class GraphService:
         key: Hashable = None,
         unsafe: str | None = None,
         reads: object = None,
+        updates: Sequence[Tensor] = (),
     ) -> Region:
         """Return the region of (name, key); nothing is compiled before its first call.
 
         unsafe: name of a part that cannot be captured; the region then stays eager.
         reads: the objects whose tensors fn reads besides its cache, see ``recapture_moved``.
+        updates: tensors that fn reads and overwrites; the runs of a capture put them back.
         A known (name, key) gives the same region while fn is equal; another fn replaces it,
         because its buffers may be others.
         Raises: CudaGraphError after close().
@@ -259,7 +289,7 @@ class GraphService:
                 return region
             if unsafe and self.backend != "eager":
                 log.warning("region %s runs eagerly: part %s is not capture-safe", name, unsafe)
-            region = Region(self, name, fn, key, unsafe, reads)
+            region = Region(self, name, fn, key, unsafe, reads, updates)
             self._touch(region)
         return region
 

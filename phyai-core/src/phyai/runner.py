@@ -1,6 +1,7 @@
 """The main path of one replica, from a prepared batch to results.
 
-run(batch) = load -> encode -> start -> solve(predict) -> known -> output -> validate
+run(batch) = cache.load -> sessions.load -> encode -> start -> solve(predict) -> known -> output
+             -> validate -> sessions.commit
 
 Every part is bound to plain callables once, when its key is first seen; nothing passes through
 the plugin manager while a request runs.
@@ -23,14 +24,13 @@ from phyai.errors import (
     CapacityError,
     ConfigError,
     PluginContractError,
-    RequestError,
 )
 from phyai.known import Hold, impose
 from phyai.rtc import GuidedRTC
 from phyai.scheduler import Scheduler
+from phyai.sessions import SessionStore
 from phyai.types import (
     ActionChunk,
-    BufferSpec,
     Denoiser,
     Grid,
     Key,
@@ -59,8 +59,10 @@ class Runner:
         binder: HookBinder,
         scheduler: Scheduler,
         max_live_caches: int = 16,
+        sessions: SessionStore | None = None,
     ) -> None:
         self.adapter, self.services, self.scheduler = adapter, services, scheduler
+        self.sessions = sessions or SessionStore(services.memory, plugin=adapter.name)
         self.conditioning = binder.bind_part("phyai_conditioning", adapter.conditioning())
         self.spec = binder.bind_part("phyai_cache", adapter.cache())
         self.solver: Solver = binder.bind_part("phyai_solver", adapter.solver())
@@ -88,11 +90,6 @@ class Runner:
 
     def run(self, batch: Prepared) -> Any:
         """Return one result per row (Observations) or the model-space tensors (model request)."""
-        if any(name is not None for name in batch.session_ids or ()):
-            raise RequestError(
-                "session_id must be left out in this version, which keeps no sessions; got "
-                f"{batch.session_ids!r}. Send it without."
-            )
         stage = self.services.profile.stage
         place = (batch.key, self.scheduler.batch_bucket(batch.rows))
         with torch.no_grad():
@@ -111,12 +108,14 @@ class Runner:
                 raise
             with stage("validate"):
                 self._validate(results, batch)
+                self.sessions.commit(bound.cache, batch, results)
         return results
 
     def refresh(self) -> None:
         """Rebuild weight-derived tables of every live grid, in place.
 
-        Graphs whose tensors are at other addresses afterwards are captured anew.
+        Graphs whose tensors are at other addresses afterwards are captured anew. Sessions are kept:
+        their rows are of the robot, made with the weights of their time.
         """
         self.adapter.refresh()
         for bound in self._bound.values():
@@ -158,6 +157,7 @@ class Runner:
     def close(self) -> None:
         while self._bound:
             self._forget(next(iter(self._bound)))
+        self.sessions.close()
 
     # ------------------------------------------------------------ internals
 
@@ -246,7 +246,8 @@ class _Bound:
     def __init__(self, runner: Runner, key: Key, bucket: int, name: str) -> None:
         self.runner, self.key = runner, key
         services, spec = runner.services, runner.spec(key)
-        _refuse_unbuilt(key, spec, runner.adapter.name)
+        _refuse_unbuilt(key)
+        runner.sessions.declare(spec)
         self.grid = runner.solver.grid(key)
         self.predict = runner.predict(key.rtc)
         _check_prediction(runner.solver, self.predict, runner.adapter.name)
@@ -262,6 +263,7 @@ class _Bound:
 
     def load(self, batch: Prepared) -> None:
         self.cache.load(batch)
+        self.runner.sessions.load(self.cache, batch)
         if (plan := _outermost(self.runner.conditioning, "plan")) is not None:
             plan(self.cache, batch)
         if not self.x:
@@ -313,6 +315,7 @@ class _Bound:
                 (self.key, self.cache.capacity),
                 unsafe=unsafe,
                 reads=self.runner.model_objects(self.predict),
+                updates=tuple(self.cache.session_buffers.values()),
             )
             self._regions[name] = region
         return fn if self.runner.services.profile.recorder.inside else region
@@ -376,7 +379,7 @@ def _check_prediction(solver: Solver, denoiser: Denoiser, adapter: str) -> None:
         )
 
 
-def _refuse_unbuilt(key: Key, spec: Mapping[str, BufferSpec], adapter: str) -> None:
+def _refuse_unbuilt(key: Key) -> None:
     """Raise for what the contract knows but nothing acts on yet: a wrong result is worse."""
     if key.branches != ("cond",):
         raise ConfigError(
@@ -386,10 +389,4 @@ def _refuse_unbuilt(key: Key, spec: Mapping[str, BufferSpec], adapter: str) -> N
     if key.rollout:
         raise ConfigError(
             "key.rollout must be False in this version, which records no rollouts; got True."
-        )
-    kept = sorted(name for name, wanted in spec.items() if wanted.session)
-    if kept:
-        raise PluginContractError(
-            f"cache buffers of adapter {adapter!r} must not be session buffers in this version, "
-            f"which keeps no sessions; got {', '.join(kept)}."
         )

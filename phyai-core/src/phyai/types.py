@@ -63,7 +63,9 @@ class Observation:
     images: camera name -> uint8 [height, width, 3] RGB, or float32 in [0, 1] of that shape
         or [3, height, width]. A camera the checkpoint knows may be left out (masked).
     state: [D_state] float, robot units; None for models without proprioception.
-    options: seed, noise, num_steps, guidance_scale, rtc, session_id, seq, deadline.
+    options: seed, noise, num_steps, guidance_scale, rtc, session_id, seq, deadline. session_id
+        (text) and seq (0, 1, ...) belong together: the session of a plugin that keeps some, and
+        the place of this request in it; see ``phyai.sessions``.
 
     >>> from phyai.types import Observation
     >>> Observation(images={}, state=[0.0, 0.1], prompt="pick up the cup", options={"seed": 7}).seed
@@ -176,6 +178,8 @@ class Prepared:
         ``known.<leaf>.mask|value``, ``rtc.w`` [B, T], ``rtc.prev`` [B, T, A], ``rtc.max`` [B].
     meta: one host object per row for ``Output.decode``; None for a model request, whose result
         is the model-space tensor.
+    session_ids, seqs: of every row, None for a row without a session; see
+        ``phyai.sessions.session_rows``.
 
     >>> import torch
     >>> from phyai.types import Key, Prepared
@@ -188,6 +192,7 @@ class Prepared:
     key: Key
     meta: tuple[Any, ...] | None = None
     session_ids: tuple[str | None, ...] | None = None
+    seqs: tuple[int | None, ...] | None = None
 
 
 # ---------------------------------------------------------------- solver steps
@@ -233,8 +238,9 @@ class BufferSpec:
     """One named static buffer of a Cache.
 
     shape excludes the row dim when ``rows`` is True.  zero: cleared by ``Cache.reset``.
-    scratch: may be written inside the solver loop.  session: one row per session; no engine keeps
-        sessions yet.
+    scratch: may be written inside the solver loop.  session: what is in a row
+        after a valid result is there again at the next request of its session, and zeros at the
+        first one; the same shape for every key.
 
     >>> import torch
     >>> from phyai.types import BufferSpec

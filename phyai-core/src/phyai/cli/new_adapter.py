@@ -22,8 +22,8 @@ def new_adapter(
 ) -> None:
     """Write a package with an adapter that runs, its tests and CI; then change it into yours.
 
-    vla: flow matching over camera, state and prompt.  tracker: one call from camera and prompt to
-    waypoints.
+    vla: flow matching over camera, state and prompt.  tracker: one call from camera,
+    prompt and what its session saw to waypoints.
     """
     from phyai import scaffold
 

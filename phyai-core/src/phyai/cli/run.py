@@ -43,6 +43,12 @@ def run(
     repeat: Annotated[
         int, typer.Option("--repeat", min=1, help="Run this often; shows first and median times.")
     ] = 1,
+    session: Annotated[
+        str | None,
+        typer.Option(
+            "--session", metavar="ID", help="Send the repetitions as frames of a session."
+        ),
+    ] = None,
     json: JsonOption = False,
     plot: Annotated[
         Path | None,
@@ -83,7 +89,7 @@ def run(
             prompt=prompt,
             options=options,
         )
-        outcome = _execute(setup, request, repeat, show_header=not json)
+        outcome = _execute(setup, request, repeat, session, show_header=not json)
         if not json:  # before what may still go wrong
             run_report.print_result(outcome)
         if plot is not None:
@@ -127,8 +133,13 @@ def _request_options(
     return replace(setup, args=replace(setup.args, num_steps=steps)), options
 
 
-def _execute(setup: Setup, request: Observation, repeat: int, *, show_header: bool) -> Outcome:
-    """Load the engine and run the request, the header going out before the first run."""
+def _execute(
+    setup: Setup, request: Observation, repeat: int, session: str | None, *, show_header: bool
+) -> Outcome:
+    """Load the engine and run the request, the header going out before the first run.
+
+    session: each repetition is the next frame of it.
+    """
     with console.Waiting("importing torch"):
         from phyai.engine import Engine, EngineArgs
     from phyai.cli import run_report
@@ -157,7 +168,7 @@ def _execute(setup: Setup, request: Observation, repeat: int, *, show_header: bo
             with console.Waiting("running") as progress:
                 for done in range(repeat):
                     progress(done, repeat if repeat > 1 else 0)
-                    result = engine.step(request)
+                    result = engine.step(_frame(request, session, done))
                     timings.append(result.timing)
         except RequestError as error:
             hint = needs(engine.adapter.expects(), setup.manifest)
@@ -165,6 +176,12 @@ def _execute(setup: Setup, request: Observation, repeat: int, *, show_header: bo
         for line in compiled_lines(engine.core.services.graphs.report()):
             print(line, file=sys.stderr)
     return replace(outcome, result=result, timings=tuple(timings))
+
+
+def _frame(request: Observation, session: str | None, seq: int) -> Observation:
+    if session is None:
+        return request
+    return replace(request, options={**request.options, "session_id": session, "seq": seq})
 
 
 def compiled_lines(regions: Sequence[RegionReport]) -> list[str]:

@@ -23,7 +23,7 @@ from phyai.errors import ConfigError, did_you_mean
 from phyai.plugin_rules import OBSERVER_HOOKS, PART_HOOKS
 
 KINDS = {"vla": "flow matching over camera, state and prompt",
-         "tracker": "one call from camera and prompt to waypoints"}  # fmt: skip
+         "tracker": "one call from camera, prompt and session to waypoints"}  # fmt: skip
 HOOKS = (*PART_HOOKS, "phyai_validate_action", "phyai_kernels", "phyai_commands", *OBSERVER_HOOKS)
 MAX_NAME = 32
 _NETWORKS = {"vla": "FlowDenoiser", "tracker": "Tracker"}

@@ -235,9 +235,9 @@ class Subject:
             yield core
 
     @contextmanager
-    def engine(self) -> Iterator[Engine]:
+    def engine(self, **runtime: Any) -> Iterator[Engine]:
         """Open what users hold: an Engine, with threads and futures."""
-        with Engine(EngineArgs(self.plugin, self.args, self.config())) as engine:
+        with Engine(EngineArgs(self.plugin, self.args, self.config(**runtime))) as engine:
             yield engine
 
     def close(self) -> None:

@@ -1,0 +1,96 @@
+"""One request's turn: which of its rows run, and which get the result they had before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from phyai.errors import PluginContractError, RequestError
+from phyai.session_options import Ids, Seqs, checked, observations_of, of_batch, session_rows
+from phyai.session_results import Frozen, joined, split
+from phyai.types import CacheSpec, Prepared
+
+if TYPE_CHECKING:
+    from phyai.sessions import SessionStore
+
+
+class Turn:
+    """The sessions of one request, held from before ``prepare`` until it is done.
+
+    request: what is left to run of it.  rows: of the whole request; None until that is known.
+    void: sessions that were reset or closed meanwhile; nothing is kept of them.
+
+    >>> from phyai.memory import Arena
+    >>> from phyai.sessions import SessionStore
+    >>> from phyai.types import Observation
+    >>> with SessionStore(Arena("cpu")).turn(Observation(prompt="go")) as turn:
+    ...     turn.runs, turn.request.prompt
+    (True, 'go')
+    """
+
+    def __init__(self, store: SessionStore, request: Any) -> None:
+        self._store, self.request = store, request
+        self.rows: int | None = None
+        self.void: set[str] = set()
+        self._ids: Ids = ()  # of the rows that run
+        self._seqs: Seqs = ()
+        self._answers: dict[int, Frozen] = {}
+        self._begun = False
+
+    @property
+    def runs(self) -> bool:
+        """Whether anything is left to run."""
+        return self.rows is None or len(self._answers) < self.rows
+
+    def __enter__(self) -> Turn:
+        rows = observations_of(self.request)
+        if any(row.session_id is not None or row.seq is not None for row in rows):
+            self._store.check_offered()
+            self._begin(*session_rows(rows))
+            if self._answers:
+                self.request = [row for i, row in enumerate(rows) if i not in self._answers]
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._store.release(self)
+
+    def adopt(self, prepared: Prepared, spec: CacheSpec) -> None:
+        """Take over what ``prepare`` made; of a model request it tells the sessions.
+
+        Raises: RequestError as for an Observation; PluginContractError when ``prepare`` lost the
+            sessions of its Observations.
+        """
+        ids, seqs = of_batch(prepared)
+        if not self._begun:
+            self.rows = prepared.rows
+        if not self._begun and all(name is None for name in ids):
+            return
+        self._store.learn(prepared.key, spec)
+        self._store.check_offered()
+        if not self._begun:
+            self._begin(*checked(ids, seqs))
+            if self._answers and self.runs:
+                raise RequestError(
+                    f"rows of a model request must be all new or all sent again; got session_ids "
+                    f"{ids!r} and seqs {seqs!r}. Send them as two requests."
+                )
+        elif (ids, seqs) != (self._ids, self._seqs):
+            raise PluginContractError(
+                f"prepare() must pass the sessions of its rows on; got session_ids {ids!r} and "
+                f"seqs {seqs!r} for {self._ids!r} and {self._seqs!r}. Give Prepared what "
+                "phyai.sessions.session_rows returns."
+            )
+
+    def merged(self, result: Any) -> Any:
+        """Return the whole request's result: that of the rows that ran, and the stored ones."""
+        if not self._answers:
+            return result
+        assert self.rows is not None
+        ran = iter(split(result, len(self._ids)) if self.runs else ())
+        rows = range(self.rows)
+        return joined([self._answers[i]() if i in self._answers else next(ran) for i in rows])
+
+    def _begin(self, ids: Ids, seqs: Seqs) -> None:
+        self._answers = self._store.begin(self, ids, seqs)
+        self.rows, self._begun = len(ids), True
+        left = [i for i in range(len(ids)) if i not in self._answers]
+        self._ids, self._seqs = tuple(ids[i] for i in left), tuple(seqs[i] for i in left)
