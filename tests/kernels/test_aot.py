@@ -105,3 +105,42 @@ def test_compiles_caches_and_catches_spills(tmp_path: Path) -> None:
     entries = json.loads(cache.read_text())
     assert len(entries) == 3  # what passed a limit is not remembered
     assert all(0 < entry["registers"] <= 255 for entry in entries)
+
+
+PACKAGE = """
+from pathlib import Path
+import torch
+from phyai.kernels import OPTIMIZED, KernelRow
+from phyai.kernels.triton.examples import Example
+
+def kernel_rows():
+    made = KernelRow("new", "torch.new", abs, reference=True, priority=0)
+    other = KernelRow("new", "other.new", "not.there:new", devices=("cuda",), priority=5)
+    fast = KernelRow("new", "triton.new", "new_kernels:new", devices=("cuda",), priority=OPTIMIZED)
+    return [made, other, fast]
+
+def examples(row, dtype):
+    x = torch.empty(50, 64, dtype=dtype, device="meta")
+    return [Example("mine", (x, x, x), {})] if row == "triton.new" else []
+"""
+KERNELS = "from phyai.kernels.triton.modulation import gated_residual as new\n"
+
+
+def test_the_rows_of_a_package_are_compiled_too(tmp_path: Path) -> None:
+    """Those with examples, chosen from a table that holds them."""
+    (tmp_path / "new_package.py").write_text(PACKAGE)
+    (tmp_path / "new_kernels.py").write_text(KERNELS)
+    args = ["--rows", "new_package", "--match", "new", "--arch", "90", "--jobs", "1", "--no-cache"]
+    done = subprocess.run(
+        [sys.executable, "-m", "phyai.kernels.aot", *args, "--list"],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[:3] for line in lines[:-1]] == 3 * [
+        ["triton.new", "mine", "gated_residual_kernel"]
+    ]
+    assert lines[-1].startswith("3 launches checked")

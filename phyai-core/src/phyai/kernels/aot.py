@@ -4,6 +4,9 @@
 the row is chosen, its launcher called on tensors without memory, and each launch it makes is
 compiled to machine code. Prints registers, spilled bytes and shared memory; exit code 1 when a
 kernel does not compile or passes a limit. Results are cached by what went into them.
+``--rows package.module`` adds the kernels of a package: of the rows that ``kernel_rows()`` of that
+module returns, those for which ``examples(row_name, dtype)`` returns calls, as
+``phyai.kernels.triton.examples`` does for the built-in rows.
 """
 
 from __future__ import annotations
@@ -47,10 +50,15 @@ _USED = re.compile(r"Used (\d+) registers")
 _SPILLED = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _FORMAT = 1  # of the cache
 
+EXAMPLES = "phyai.kernels.triton.examples"
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """All kernels of one row, for one dtype and architecture."""
+    """All kernels of one row, for one dtype and architecture.
+
+    source: the module that names the row, "" for the built-in ones.
+    """
 
     op: str
     row: str
@@ -58,6 +66,7 @@ class Task:
     attribute: str
     dtype: str
     arch: int
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +86,30 @@ class Report:
     cached: bool = False
 
 
-def tasks(archs: Iterable[int], dtypes: Iterable[str] = DTYPES) -> list[Task]:
-    """Return one task per Triton row, dtype and architecture that the row accepts by type."""
+def tasks(
+    archs: Iterable[int], dtypes: Iterable[str] = DTYPES, sources: Iterable[str] = ()
+) -> list[Task]:
+    """Return one task per Triton row, dtype and architecture that the row accepts by type.
+
+    sources: modules whose rows come on top, see ``--rows``.
+    """
     from phyai.kernels import CATALOGUE
     from phyai.kernels.triton_rows import PACKAGE
 
+    own = [row for row in CATALOGUE if str(row.fn).startswith(f"{PACKAGE}.")]
+    rows = [("", row) for row in own]
+    for source in sources:
+        rows += [(source, row) for row in importlib.import_module(source).kernel_rows()]
     found = []
-    for row in CATALOGUE:
-        if not isinstance(row.fn, str) or not row.fn.startswith(f"{PACKAGE}."):
+    for source, row in rows:
+        if not isinstance(row.fn, str):
             continue
         module, _, attribute = row.fn.partition(":")
         for arch in archs:
             for dtype in dtypes:
                 if dtype in row.dtypes:
-                    found.append(Task(row.op, row.name, module, attribute, dtype, arch))
+                    task = Task(row.op, row.name, module, attribute, dtype, arch, source)
+                    found.append(task)
     return found
 
 
@@ -99,16 +118,18 @@ def compile_task(task: Task, known: Mapping[str, Report]) -> list[Report]:
     import torch
 
     from phyai.kernels import KernelTable
-    from phyai.kernels.triton.examples import examples
     from phyai.kernels.triton.launch import assume, interpreted
 
-    launcher = getattr(importlib.import_module(task.module), task.attribute)
+    table, calls = KernelTable(), importlib.import_module(task.source or EXAMPLES)
+    if task.source:
+        table.add(calls.kernel_rows())
     dtype = getattr(torch, task.dtype)
     known = dict(known)
     found: list[Report] = []
-    for example in examples(task.row, dtype):
+    for example in calls.examples(task.row, dtype):
+        launcher = getattr(importlib.import_module(task.module), task.attribute)
         facts = {**example.facts, "device.arch": f"sm{task.arch}", "rounding": "free"}
-        choice = KernelTable().explain_one(task.op, device="cuda", dtype=dtype, **facts)
+        choice = table.explain_one(task.op, device="cuda", dtype=dtype, **facts)
         if choice.row != task.row:
             why = f"dispatch does not choose it: {choice}"
             found.append(
@@ -246,15 +267,22 @@ def _aligned(value: Any) -> bool:
 # ---------------------------------------------------------------- the command
 
 
-def check(archs: Sequence[int], *, jobs: int, cache: Path | None, match: str = "") -> list[Report]:
+def check(
+    archs: Sequence[int],
+    *,
+    jobs: int,
+    cache: Path | None,
+    match: str = "",
+    sources: Sequence[str] = (),
+) -> list[Report]:
     """Compile everything for these architectures in ``jobs`` processes; sorted reports.
 
     cache: file of what compiled before, rewritten at the end.  match: only rows whose name contains
-    it.  With one job everything happens in this process, which must not have imported a kernel yet
-    when TRITON_INTERPRET is set.
+    it.  sources: as in ``tasks``.  With one job everything happens in this process, which must not
+    have imported a kernel yet when TRITON_INTERPRET is set.
     """
     known = _read(cache)
-    todo = [task for task in tasks(archs) if match in task.row]
+    todo = [task for task in tasks(archs, sources=sources) if match in task.row]
     todo.sort(key=lambda task: task.op != "attention")  # the long ones first
     calls = [(task, known) for task in todo]
     with _environment():
@@ -358,6 +386,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     default = ",".join(map(str, ARCHS))
     parser.add_argument("--arch", default=default, help="architectures, such as 80,90")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--rows", action="append", default=[], help="module with more rows")
     parser.add_argument("--match", default="", help="only rows whose name contains this")
     parser.add_argument("--list", action="store_true", help="one line per dtype and architecture")
     parser.add_argument("--cache", type=Path, default=cache_dir() / "aot.json")
@@ -373,7 +402,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("triton exists for Linux only: nothing to compile here")
         return 0
     cache = None if options.no_cache else options.cache
-    reports = check(archs, jobs=options.jobs, cache=cache, match=options.match)
+    reports = check(
+        archs, jobs=options.jobs, cache=cache, match=options.match, sources=options.rows
+    )
     print(listing(reports) if options.list else summary(reports))
     bad = [report for report in reports if report.problem]
     for r in bad:
