@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml $(wildcard phyai-*/pyproject.toml) constraints.txt requ
 	@echo "Setting up $(VENV); the first time downloads PyTorch and takes some minutes." >&2
 	$(BIN)/pip install -c constraints.txt hatchling editables
 	$(BIN)/pip install --no-build-isolation -c constraints.txt -r requirements-dev.txt \
-	  -e './phyai-core[plots]' -e './phyai-models-pi[sentencepiece]' -e ./phyai-models-groot
+	  -e './phyai-core[plots]' -e './phyai-models-pi[sentencepiece]' -e ./phyai-models-groot -e ./phyai-models-minicpm
 	@touch $@
 
 demo: $(STAMP)  ## run pi0.5 on its small built-in preset and plot the actions
@@ -38,7 +38,7 @@ check: $(STAMP)  ## format, lint, types, layering, GPU kernels compiled ahead of
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(PYTEST) -q tests/test_layering.py
-	$(RUN) $(BIN)/python -m phyai.kernels.aot
+	$(RUN) $(BIN)/python -m phyai.kernels.aot --rows phyai.models.minicpm_robot.ops.examples
 
 slow: $(STAMP)  ## slow tests: packaging, faults, several ranks
 	$(PYTEST) -n 2 -m slow $(ARGS)

@@ -3,16 +3,17 @@
     python benchmarks/paired.py --setup hf
     python benchmarks/paired.py --peer hf --cameras 2 --tokens 20 --save out/hf.json
     python benchmarks/paired.py --model gr00t_n17 --cameras 1
+    python benchmarks/paired.py --model minicpm_robot --cameras 3
 
-Models. pi05, pi0 and gr00t_n17, at the released sizes with random weights.
+Models. pi05, pi0, gr00t_n17 and minicpm_robot, at the released sizes with random weights.
 
 Sides. Ours is the Engine; ``--ours 'precision=bf16_lerobot'`` gives it settings. A peer is one of
 the model's (pi05: hf, hf-compiled, hf-bf16-vision, openvino, lerobot; pi0: the hf ones; gr00t_n17:
-hf, hf-kv-cache), or phyai (ours once more, plain, against ``--ours`` with settings), or
-``command:...``. Same work: both compute ``--cameras`` and ``--tokens`` and nothing else. As
-deployed: ``--peer-cameras 3 --peer-tokens 200`` lets the peer pad as it is shipped; the valid
-inputs, and so the actions, stay the same. gr00t_n17 pads nothing at batch 1. Its tokens are those
-outside the images of 256 x 256 pixels.
+hf, hf-kv-cache; minicpm_robot: hf, hf-sdpa), or phyai (ours once more, plain, against ``--ours``
+with settings), or ``command:...``. Same work: both compute ``--cameras`` and ``--tokens`` and
+nothing else. As deployed: ``--peer-cameras 3 --peer-tokens 200`` lets the peer pad as it is
+shipped; the valid inputs, and so the actions, stay the same. gr00t_n17 and minicpm_robot pad
+nothing at batch 1. Their tokens are those outside the images, of 256 x 256 and 448 x 448 pixels.
 
 Protocol. A worker reads one JSON object a line from standard input and answers each with one on
 standard output: ``"ok": true`` and the fields below, or ``"ok": false``, ``error``, and where
@@ -24,7 +25,7 @@ and its answer, and ends with its input. Numbers are finite; seconds of a run ar
     load      the same fields, and rope_frequencies (official | float32; float32 when left out)
               -> anything worth reporting
               checkpoint: folder with model.safetensors, config.json, and arch.json (pi0, pi05) or
-              qwen3_vl_config.json (gr00t_n17): the released layout
+              qwen3_vl_config.json (gr00t_n17), or no other (minicpm_robot): the released layout
               cameras, tokens: what the side is to compute, padding included
     inputs    path, steps -> prefix_positions; compile_s when it had to compile for them
               a safetensors file: noise [B, T, A] f32, and
@@ -32,6 +33,10 @@ and its answer, and ends with its input. Numbers are finite; seconds of a run ar
               tokens [B, n] i64, token_mask [B, n] bool, state [B, D] f32 (pi0)
               gr00t_n17: pixel_values [patches, 1536] f32, image_grid_thw [images, 3] i64,
               input_ids and attention_mask [B, S] i64, state [B, H, D] f32, embodiment_id [B] i64
+              minicpm_robot: pixel_values [1, C, p, p patches] f32, target_sizes [images, 2] i32,
+              input_ids [B, S] i64, state [B, D] f32, embodiment_id [B] i64; a golden
+              case may have vl_embs [B, S, F] f32 for the first three, or no noise, and the
+              result is what the head would read
     run       -> seconds, stages {name: seconds} (may be empty)
     result    path -> peak_rss_bytes, first_call_s; writes actions [B, T, A] f32 of the last run
     quit      ->
@@ -107,7 +112,11 @@ def refuse_too_large(needed: dict[str, int], available: int) -> None:
 def start(stack: ExitStack, args: argparse.Namespace) -> tuple[Worker, Worker]:
     """Start both workers; they end with the stack."""
     values = sides.environment_of(args)
-    commands = {"ours": sides.our_command(args.ours), "peer": sides.peer_command(args.peer)}
+    own = MODELS[args.model].environments
+    commands = {
+        "ours": sides.our_command(args.ours),
+        "peer": sides.peer_command(args.peer, own),
+    }
     ours, peer = (
         stack.enter_context(Worker(label, command, environment=values, cwd=sides.ROOT))
         for label, command in commands.items()
@@ -270,9 +279,10 @@ def run(argv: list[str], probe_of: Callable[[int], pairing.Probe] = machine.Spee
 
 
 def _verify(args: argparse.Namespace) -> int:
-    command, values = sides.peer_command(args.peer), sides.environment_of(args)
+    model, values = MODELS[args.model], sides.environment_of(args)
+    command = sides.peer_command(args.peer, model.environments)
     with Worker("peer", command, environment=values, cwd=sides.ROOT) as worker:
-        good = verify(worker, MODELS[args.model], args.verify_golden, args.threads, print)
+        good = verify(worker, model, args.verify_golden, args.threads, print)
     return 0 if good else DIFFER
 
 

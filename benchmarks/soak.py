@@ -24,10 +24,13 @@ SHORT = ("--cameras", "2", "--tokens", "20")
 DEPLOYED = (*SHORT, "--peer-cameras", "3", "--peer-tokens", "200")
 WORK = {"same-968": FULL, "same-532": SHORT, "deployed": DEPLOYED}
 PROMPT = ("--tokens", "24")
+VIEWS = ("--tokens", "64")
 MODELS = {
     "pi0-same": ("--model", "pi0", *SHORT),
     "groot-same-1cam": ("--model", "gr00t_n17", "--cameras", "1", *PROMPT),
     "groot-same-2cam": ("--model", "gr00t_n17", "--cameras", "2", *PROMPT),
+    "minicpm-same-3cam": ("--model", "minicpm_robot", "--cameras", "3", *VIEWS),
+    "minicpm-same-2cam": ("--model", "minicpm_robot", "--cameras", "2", *VIEWS),
 }
 HALF = ("--dtype", "fp32", "--depth-fraction", "0.5")
 REFUSED = 3  # exit code of paired.py
@@ -87,6 +90,9 @@ def measurements() -> list[Measurement]:
         ]
     found.append(
         Measurement("groot-kv-cache-2cam", ("--peer", "hf-kv-cache", *MODELS["groot-same-2cam"]))
+    )
+    found.append(
+        Measurement("minicpm-sdpa-3cam", ("--peer", "hf-sdpa", *MODELS["minicpm-same-3cam"]))
     )
     sweep = ("bench", "--plugin", "pi05", "--preset", "full-random", *SHORT, "--batch", "1,2,4,8",
              "--repeat", "5", "--set", "config.runtime.num_threads=2")  # fmt: skip

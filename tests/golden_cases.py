@@ -200,6 +200,39 @@ _GROOT_TENSOR_RULES: tuple[tuple[str, Rule], ...] = (
         lambda names, meta: "in.normalized_action" in names and "embodiment_tag" in meta,
     ),
 )
+_MINICPM_PROMPT = {"input_ids", "pixel_values", "target_sizes"}
+_MINICPM_RULES: tuple[tuple[str, Rule], ...] = (
+    ("minicpm_gdn_op", lambda names, _: {"q", "k", "v", "g", "beta"} <= names),
+    ("minicpm_text_layers", lambda names, _: {"x", "y", "attn_layer_index"} <= names),
+    (
+        "minicpm_vision",
+        lambda names, _: {"pixel_values", "target_sizes"} <= names and "input_ids" not in names,
+    ),
+    (
+        "minicpm_vlm",
+        lambda names, _: names >= _MINICPM_PROMPT and "actions" not in names,
+    ),
+    (
+        "minicpm_action",
+        lambda names, _: {"vl_embs", "state", "noise", "actions"} <= names,
+    ),
+    ("minicpm_e2e", lambda names, _: names >= {*_MINICPM_PROMPT, "state", "noise", "actions"}),
+    (
+        "minicpm_preprocess",
+        lambda names, _: bool(names) and all(re.fullmatch(r"\d+\.\w+", n) for n in names),
+    ),
+)
+_MINICPM_RECORD_RULES: tuple[tuple[str, Rule], ...] = (
+    ("minicpm_preprocess_facts", lambda names, _: "images" in names),
+    ("minicpm_layout", lambda names, _: "cases" in names),
+)
+_TRACK_RULES: tuple[tuple[str, Rule], ...] = (
+    (
+        "minicpm_track_policy",
+        lambda names, _: {"coarse_tokens", "fine_tokens", "trajectory"} <= names,
+    ),
+    ("minicpm_track_pool", lambda names, _: {"dino_tokens", "siglip_tokens"} <= names),
+)
 _RECORD_RULES: tuple[tuple[str, Rule], ...] = (
     (
         "groot_modalities",
@@ -211,8 +244,12 @@ _RECORD_RULES: tuple[tuple[str, Rule], ...] = (
 
 
 def _rules(path: Path) -> tuple[tuple[str, Rule], ...]:
-    if path.name.startswith("case_") and path.suffix == ".safetensors":
-        return _CASE_RULES
+    if path.name.startswith("case_"):
+        if path.suffix != ".safetensors":
+            return _MINICPM_RECORD_RULES
+        return _CASE_RULES + _MINICPM_RULES
+    if path.name.startswith("track_case_") and path.suffix == ".safetensors":
+        return _TRACK_RULES
     if path.name.startswith("preprocess_"):
         if path.suffix != ".safetensors":
             return _RECORD_RULES

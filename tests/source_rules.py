@@ -21,7 +21,8 @@ LAYERS = {
     2: "kernels memory solver weights hub parallel timers addresses compiling cuda_graph"
     " built_folder json_files",
     3: "layers backbones cache graph guidance rtc known",
-    4: "adapter golden hooks plugins plugin_records plugin_rules services sessions binding "
+    4: "adapter golden hooks plugins plugin_records plugin_rules services sessions session_options "
+    "session_results session_turn binding "
     "kernel_setup tensor_dump backends request_values rtc_options",
     5: "runner scheduler",
     6: "engine engine_core engine_builder deployment warmup",

@@ -56,6 +56,48 @@ def test_kind_comes_from_the_content_not_the_name(
     assert [case.kind for case in discover(tmp_path)] == [kind, kind]
 
 
+MINICPM_PROMPT = ("input_ids", "pixel_values", "target_sizes")
+
+
+@pytest.mark.parametrize(
+    ("kind", "prefix", "names"),
+    [
+        ("minicpm_gdn_op", "case_", ("q", "k", "v", "g", "beta", "out_zero_init")),
+        ("minicpm_text_layers", "case_", ("x", "y", "attn_layer_index", "attn_y")),
+        ("minicpm_vision", "case_", ("pixel_values", "target_sizes", "image_features")),
+        ("minicpm_vlm", "case_", (*MINICPM_PROMPT, "last_hidden_state")),
+        ("minicpm_action", "case_", ("vl_embs", "state", "noise", "actions")),
+        ("minicpm_e2e", "case_", (*MINICPM_PROMPT, "state", "noise", "actions")),
+        ("minicpm_preprocess", "case_", ("0.resized_corner_uint8", "12.pixel_values_x")),
+        ("minicpm_track_policy", "track_case_", ("coarse_tokens", "fine_tokens", "trajectory")),
+        ("minicpm_track_pool", "track_case_", ("dino_tokens", "siglip_tokens", "coarse")),
+        (UNKNOWN, "case_", ("coarse_tokens", "fine_tokens", "trajectory")),
+        (UNKNOWN, "track_case_", ("vl_embs", "state", "noise", "actions")),
+        (UNKNOWN, "case_", (*MINICPM_PROMPT, "q", "k", "v", "g", "beta")),
+    ],
+)
+def test_kind_of_minicpm_tensors(
+    tmp_path: Path, kind: str, prefix: str, names: tuple[str, ...]
+) -> None:
+    for name in ("b7_seed3", "action_e2e_vision"):
+        write_case(tmp_path / f"{prefix}{name}.safetensors", names)
+    assert [case.kind for case in discover(tmp_path)] == [kind, kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [
+        ("minicpm_preprocess_facts", {"images": []}),
+        ("minicpm_layout", {"note": "", "cases": []}),
+        (UNKNOWN, {"images": [], "cases": []}),
+        (UNKNOWN, {"prompt": "a"}),
+    ],
+)
+def test_kind_of_minicpm_records(tmp_path: Path, kind: str, content: object) -> None:
+    (tmp_path / "case_b.json").write_text(json.dumps(content))
+    assert [case.kind for case in discover(tmp_path)] == [kind]
+
+
 @pytest.mark.parametrize(
     ("kind", "names"),
     [

@@ -27,6 +27,8 @@ TORCH_FREE = [
     "phyai.models.pi0.plugin",
     "phyai.models.pi05.plugin",
     "phyai.models.gr00t.plugin",
+    "phyai.models.minicpm_robot.plugin",
+    "phyai.models.minicpm_robot_track.plugin",
 ]
 # Module paths that user code of earlier versions imports from, with a name of each.
 COMPATIBLE = [

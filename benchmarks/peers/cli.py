@@ -26,10 +26,11 @@ def parser(description: str) -> argparse.ArgumentParser:
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = made.add_argument
+    own = {name for model in MODELS.values() for name in model.environments.values()}
     add(
         "--setup",
         metavar="PEER",
-        choices=sorted(set(ENVIRONMENTS.values())),
+        choices=sorted({*ENVIRONMENTS.values(), *own}),
         help="make the environment of a peer below .peers/ and stop",
     )
     add("--python", default="python3", help="with --setup: interpreter of the environment")
@@ -42,8 +43,12 @@ def parser(description: str) -> argparse.ArgumentParser:
     add("--model", choices=sorted(MODELS), default="pi05", help="plugin of our side")
     add("--ours", default="", metavar="OPTIONS", help="settings of our side, or command:...")
     add("--peer", default="hf", help=f"{', '.join(ENVIRONMENTS)}, phyai or {COMMAND}...")
-    add("--cameras", type=int, default=2, help="valid cameras")
-    add("--tokens", type=int, help="valid prompt tokens; default: 20, gr00t_n17 24")
+    add("--cameras", type=int, help="valid cameras; default: 2, minicpm_robot 3")
+    add(
+        "--tokens",
+        type=int,
+        help="valid prompt tokens; default: 20, gr00t_n17 24, minicpm_robot 64",
+    )
     add("--peer-cameras", type=int, help="cameras the peer pads to; default: none added")
     add("--peer-tokens", type=int, help="tokens the peer pads to; default: none added")
     add("--dtype", choices=("bf16", "fp32"), default="bf16")
@@ -52,7 +57,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     depth.add_argument("--depth-fraction", type=float, default=1.0, help="of the released layers")
     add("--checkpoint", type=Path, help="folder to use instead of random weights")
     add("--rows", type=int, default=1, help="batch size")
-    add("--steps", type=int, help="default: 10, gr00t_n17 4")
+    add("--steps", type=int, help="default: 10, gr00t_n17 and minicpm_robot 4")
     add("--threads", type=int, default=2)
     add("--seed", type=int, default=0)
     add("--pairs", type=int, default=10, help="pairs to keep")
@@ -83,7 +88,7 @@ def checked(args: argparse.Namespace) -> argparse.Namespace:
     """Fill in what depends on the model.  Raises: Stop for values that cannot work."""
     model = MODELS[args.model]
     _check_peer(args, model)
-    for name in ("tokens", "steps"):
+    for name in ("cameras", "tokens", "steps"):
         if getattr(args, name) is None:
             setattr(args, name, getattr(model, name))
     args.max_pairs = 3 * args.pairs if args.max_pairs is None else args.max_pairs

@@ -12,26 +12,27 @@ from benchmarks.peers.model import GoldenCase, Model
 from safetensors.torch import load_file, save_file
 
 LIMIT_S = 600.0
-PLAIN = "case_b*.safetensors"
 
 
 def verify(
     worker: Worker, model: Model, folder: Path, threads: int, say: Callable[[str], None]
 ) -> bool:
-    """Run every plain case of a golden set and say how far each is; True when all are near enough.
+    """Run every case of a golden set and say how far each is; True when all are near enough.
 
     Raises: WorkerFailed when there is no case, or the worker cannot run one.
     """
-    files = sorted(folder.glob(PLAIN))
+    files = sorted(folder.glob(model.golden_files))
     cases = [(path, model.golden_cases(path)) for path in files]
     if not any(checks for _, checks in cases):
-        raise WorkerFailed(f"golden folder {folder} must hold {PLAIN}; got none that can be run.")
+        raise WorkerFailed(
+            f"golden folder {folder} must hold {model.golden_files}; got none that can be run."
+        )
     worker.ask("hello", LIMIT_S, protocol=1, model=model.name)
     good = True
     with tempfile.TemporaryDirectory(prefix="golden.") as scratch:
         for path, checks in cases:
             if not checks:
-                say(f"{path.name}: not run, the wiring has no real-time chunking")
+                say(f"{path.name}: not run, the wiring leaves out what it shows")
             for case in checks:
                 distance = _distance(worker, case, folder, Path(scratch), threads)
                 near = distance <= case.limit  # false for NaN

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -56,7 +56,7 @@ class Sizes(Protocol):
 class GoldenCase:
     """One check against a golden case.
 
-    inputs: what ``Peer.inputs`` reads.  wanted: actions [B, T, A].
+    inputs: what ``Peer.inputs`` reads.  wanted: actions [B, T, A], or what else they ask for.
     measure: ``norm`` of the difference relative to the wanted actions', or its ``largest`` element.
     """
 
@@ -84,8 +84,10 @@ class Model:
 
     of_depth: released sizes with so many language layers, the other parts cut alike.
     peers: name -> module below ``benchmarks.peers`` with ``peer(model, name, options) -> Peer``.
+    environments: peer -> environment below ``.peers``, where it is not the usual one of that name.
     golden_cases: the checks of one case file; none where the wiring leaves its feature out.
-    tokens, steps: defaults of the command line.
+    golden_files: pattern of the case files.
+    cameras, tokens, steps: defaults of the command line.
     pads: whether the official code pads a single request, as it is deployed.
     """
 
@@ -96,9 +98,12 @@ class Model:
     golden_cases: Callable[[Path], Sequence[GoldenCase]]
     released_layers: int
     least_layers: int = 1
+    cameras: int = 2
     tokens: int = 20
     steps: int = 10
     pads: bool = True
+    golden_files: str = "case_b*.safetensors"
+    environments: Mapping[str, str] = field(default_factory=dict)
     shares: Shares | None = None
 
     def peer(self, name: str, options: str = "") -> Peer:

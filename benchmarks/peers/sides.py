@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -16,6 +17,7 @@ ENVIRONMENTS = {
     "hf-compiled": "hf",
     "hf-bf16-vision": "hf",
     "hf-kv-cache": "hf",
+    "hf-sdpa": "hf-minicpm",
     "openvino": "openvino",
     "lerobot": "lerobot",
 }
@@ -25,13 +27,17 @@ class NotSetUp(Exception):
     """The environment of a peer is missing or cannot be made."""
 
 
-def peer_command(peer: str) -> list[str]:
-    """Return the command of a known peer's worker.  Raises: NotSetUp."""
+def peer_command(peer: str, own: Mapping[str, str]) -> list[str]:
+    """Return the command of a known peer's worker.
+
+    own: peer -> environment where the model needs another than the usual one.
+    Raises: NotSetUp.
+    """
     if peer.startswith(COMMAND):
         return shlex.split(peer.removeprefix(COMMAND))
     if peer == "phyai":
         return our_command("")
-    environment = ENVIRONMENTS[peer]
+    environment = own.get(peer, ENVIRONMENTS[peer])
     python = ROOT / ".peers" / environment / "bin" / "python"
     if not python.exists():
         raise NotSetUp(

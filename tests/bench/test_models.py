@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import math
@@ -16,24 +15,28 @@ from benchmarks import paired
 from benchmarks.peers import sides
 from benchmarks.peers.groot.batch import Batch as GrootBatch
 from benchmarks.peers.groot.sizes import BACKBONE_FILE, GrootSizes
-from benchmarks.peers.model import Sizes
+from benchmarks.peers.minicpm.batch import Batch as MiniCPMBatch
+from benchmarks.peers.minicpm.sizes import FULL, LINEAR, MiniCPMSizes
 from benchmarks.peers.models import MODELS
 from benchmarks.peers.pairing import Probe
 from benchmarks.peers.pi.batch import Batch as PiBatch
-from benchmarks.peers.pi.sizes import Decoder, PiSizes, Vision
+from benchmarks.peers.pi.sizes import PiSizes
 from benchmarks.peers.weights import cached_checkpoint, draw, write_checkpoint
 from safetensors.torch import load_file, save_file
 
+from phyai.models.minicpm_robot.config import MiniCPMRobotConfig
 from phyai.models.pi.config import PiConfig
+from tests.bench.small_sizes import SMALL, small_pi
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests/golden"
-GROOT_GOLDEN = GOLDEN / "groot"
+GROOT_GOLDEN, MINICPM_GOLDEN = GOLDEN / "groot", GOLDEN / "minicpm"
 # Released files hold more: pi's unused output head of the expert; GR00T's output head, final norm.
 RELEASED = {
     "pi05": (812 - 1, 3.617e9 - 263.32e6),
     "pi0": (777 - 1, 3.50e9 - 263.32e6),
     "gr00t_n17": (1031 - 2, 3.1425e9),
+    "minicpm_robot": (1023, 1.5363e9),
 }
 PARTS = {  # millions of parameters
     "backbone.model.model.visual.": 407.0,
@@ -45,53 +48,13 @@ PARTS = {  # millions of parameters
     "action_head.state_encoder.": 54.7,
     "action_head.action_decoder.": 37.9,
 }
-
-
-def small_pi(model: str = "pi05") -> PiSizes:
-    decoder = {"num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16, "vocab_size": 64}
-    small = PiSizes(
-        vision=Vision(
-            hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,
-            image_size=56,
-        ),
-        text=Decoder(hidden_size=48, intermediate_size=64, **decoder),
-        expert=Decoder(hidden_size=32, intermediate_size=64, **decoder),
-        chunk=6, action_dim=8, state_dim=5,
-    )  # fmt: skip
-    return dataclasses.replace(small, model=model)
-
-
-def small_groot() -> GrootSizes:
-    whole = GrootSizes.of_depth(4)
-    config, backbone = dict(whole.config), dict(whole.backbone)
-    config |= {
-        "backbone_embedding_dim": 64, "hidden_size": 40, "input_embedding_dim": 48,
-        "max_state_dim": 12, "max_action_dim": 10, "action_horizon": 8, "max_num_embodiments": 6,
-        "max_seq_len": 32,
-        "diffusion_model_cfg": {**config["diffusion_model_cfg"], "num_attention_heads": 4,
-                                "attention_head_dim": 12, "output_dim": 40},
-        "vl_self_attention_cfg": {**config["vl_self_attention_cfg"], "num_attention_heads": 4,
-                                  "attention_head_dim": 16},
-    }  # fmt: skip
-    backbone |= {
-        "image_token_id": 261, "video_token_id": 262, "vision_start_token_id": 259,
-        "vision_end_token_id": 260,
-        "text_config": {**backbone["text_config"], "head_dim": 16, "hidden_size": 64,
-                        "intermediate_size": 96, "num_attention_heads": 4,
-                        "num_key_value_heads": 2, "pad_token_id": 256, "vocab_size": 288,
-                        "rope_scaling": {"mrope_interleaved": True, "mrope_section": [4, 2, 2],
-                                         "rope_type": "default"}},
-        "vision_config": {**backbone["vision_config"], "hidden_size": 32, "num_heads": 4,
-                          "intermediate_size": 48, "num_position_embeddings": 64,
-                          "out_hidden_size": 64},
-    }  # fmt: skip
-    return GrootSizes(config, backbone)
-
-
-SMALL: dict[str, Sizes] = {
-    "pi05": small_pi(),
-    "pi0": small_pi("pi0"),
-    "gr00t_n17": small_groot(),
+MINICPM_PARTS = {
+    "vlm.llm.": 752.2,
+    "vlm.vpm.": 417.8,
+    "vlm.vit_merger.": 104.5,
+    "vlm.resampler.": 26.0,
+    "action_head.": 235.8,
+    "action_head.action_": 96.8,
 }
 
 
@@ -104,9 +67,13 @@ def test_released_sizes_have_the_released_tensors(name: str) -> None:
     assert sum(map(math.prod, named.values())) == pytest.approx(parameters, rel=2e-3)
 
 
-def test_the_parts_of_gr00t_have_the_published_parameters() -> None:
-    named = dict(GrootSizes.of_depth(16).tensors())
-    for part, millions in PARTS.items():
+@pytest.mark.parametrize(
+    ("name", "parts"), [("gr00t_n17", PARTS), ("minicpm_robot", MINICPM_PARTS)]
+)
+def test_the_parts_have_the_published_parameters(name: str, parts: dict[str, float]) -> None:
+    model = MODELS[name]
+    named = dict(model.of_depth(model.released_layers).tensors())
+    for part, millions in parts.items():
         found = sum(math.prod(shape) for key, shape in named.items() if key.startswith(part))
         assert found / 1e6 == pytest.approx(millions, abs=0.06), part
 
@@ -115,6 +82,7 @@ def test_positions() -> None:
     assert PiSizes().positions(3, 200) == 968
     assert PiSizes().positions(2, 20) == 532
     assert GrootSizes.of_depth(16).positions(2, 24) == 156
+    assert MiniCPMSizes.of_depth(24).positions(3, 64) == 271
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -126,6 +94,10 @@ def test_half_depth_cuts_every_stack(name: str) -> None:
         assert half.vision_layers == 12
         assert half.vision["deepstack_visual_indexes"] == [2, 5, 8]
         assert (half.dit["num_layers"], half.vlsa["num_layers"]) == (16, 2)
+    elif isinstance(half, MiniCPMSizes):
+        assert half.text["layer_types"] == [LINEAR, LINEAR, LINEAR, FULL] * 3
+        assert (half.vision_layers, half.config["insert_layer_id"]) == (14, 3)
+        assert half.dit["num_layers"] == 8
     else:
         assert isinstance(half, PiSizes)
         assert (half.vision_layers, half.expert.num_hidden_layers) == (14, 9)
@@ -137,6 +109,13 @@ def test_the_least_depth_of_gr00t_keeps_three_taps_in_order() -> None:
     assert taps == sorted(set(taps))
     assert taps[-1] < least.vision_layers
     assert least.dit["num_layers"] % 4 == 0
+
+
+def test_the_least_depth_of_minicpm_keeps_every_kind_of_layer() -> None:
+    least = MiniCPMSizes.of_depth(MODELS["minicpm_robot"].least_layers)
+    assert set(least.text["layer_types"]) == {LINEAR, FULL}
+    assert 0 <= least.config["insert_layer_id"] < least.vision_layers - 1
+    assert least.dit["num_layers"] % 2 == 0
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -154,6 +133,11 @@ def test_the_files_are_those_of_the_released_layout(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, SMALL["gr00t_n17"], seed=0)
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "Gr00tN1d7"
     assert json.loads((tmp_path / BACKBONE_FILE).read_text())["model_type"] == "qwen3_vl"
+    (tmp_path / BACKBONE_FILE).unlink()
+    write_checkpoint(tmp_path, SMALL["minicpm_robot"], seed=0)
+    robot = MiniCPMRobotConfig.from_folder(tmp_path)
+    assert (robot.text.num_hidden_layers, robot.vision.insert_layer_id) == (4, 1)
+    assert (robot.head.width, robot.head.state_dim, robot.head.num_layers) == (48, 12, 4)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -213,6 +197,15 @@ def test_requests_are_valid_distinct_and_of_the_size_asked_for(name: str, tmp_pa
         assert torch.equal(frames[:, :, 0], frames[:, :, 1])
         assert batch.embodiment_id.tolist() == [2, 3, 4]
         assert not torch.equal(batch.input_ids[0], batch.input_ids[1])
+    elif name == "minicpm_robot":
+        request = MiniCPMBatch.from_file(path, 4)
+        assert request.positions == positions
+        assert request.input_ids is not None
+        assert (request.input_ids == 261).sum(1).tolist() == [2 * 64] * 3
+        assert inputs["pixel_values"].shape == (1, 3, 14, 14 * 3 * 2 * 1024)
+        assert inputs["target_sizes"].tolist() == [[32, 32]] * 6
+        assert inputs["embodiment_id"].tolist() == [2, 3, 4]
+        assert not torch.equal(request.input_ids[0], request.input_ids[1])
     else:
         plain = PiBatch.from_file(path, 10)
         assert plain.unpadded
@@ -251,8 +244,8 @@ def test_our_side_measures_itself_padded_and_unpadded(name: str, tmp_path: Path)
     assert found["request"]["model"] == name
 
 
-def needs_environment(peer: str) -> None:
-    environment = sides.ENVIRONMENTS[peer]
+def needs_environment(name: str, peer: str) -> None:
+    environment = MODELS[name].environments.get(peer, sides.ENVIRONMENTS[peer])
     if not (ROOT / ".peers" / environment).is_dir():
         pytest.skip(f"needs: python benchmarks/paired.py --setup {environment}")
 
@@ -262,12 +255,13 @@ def needs_environment(peer: str) -> None:
 def test_our_side_computes_what_the_official_wiring_does(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    needs_environment("hf")
+    needs_environment(name, "hf")
     write_checkpoint(tmp_path, SMALL[name], seed=0)
     saved = tmp_path / "report.json"
     words = ["--model", name, "--checkpoint", str(tmp_path), "--dtype", "fp32", "--threads", "1",
-             "--tokens", "7", "--rows", "2", "--pairs", "1", "--foreign-limit", "99",
-             "--weights-cache", str(tmp_path), "--save", str(saved)]  # fmt: skip
+             "--cameras", "2", "--tokens", "7", "--rows", "2", "--pairs", "1",
+             "--foreign-limit", "99", "--weights-cache", str(tmp_path),
+             "--save", str(saved)]  # fmt: skip
     code = paired.run(words, lambda threads: lambda: {"matrix_flops_per_s": 1.0})
     assert code == 0, capsys.readouterr().err
     found = json.loads(saved.read_text())
@@ -293,7 +287,7 @@ def test_our_side_computes_what_the_official_wiring_does(
 def test_peer_reproduces_the_golden_actions(
     name: str, peer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    needs_environment(peer)
+    needs_environment(name, peer)
     golden = GOLDEN / name
     # OpenVINO compiles a graph per case, and float32 alone runs on every CPU.
     pattern = "case_b3_c3_s4.*" if peer == "openvino" else "*"
@@ -311,9 +305,36 @@ def test_peer_reproduces_the_golden_actions(
 def test_gr00t_peer_reproduces_the_golden_actions(
     peer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    needs_environment(peer)
+    needs_environment("gr00t_n17", peer)
     words = ["--model", "gr00t_n17", "--peer", peer, "--threads", "1"]
     code = paired.run([*words, "--verify-golden", str(GROOT_GOLDEN)])
     said = capsys.readouterr().out
     assert code == 0, said
     assert said.count(" fp32: ") == said.count(" bf16: ") >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("peer", ["hf", "hf-sdpa"])
+def test_minicpm_peer_reproduces_the_golden_tensors(
+    peer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needs_environment("minicpm_robot", peer)
+    words = ["--model", "minicpm_robot", "--peer", peer, "--threads", "1"]
+    code = paired.run([*words, "--verify-golden", str(MINICPM_GOLDEN)])
+    said = capsys.readouterr().out
+    assert code == 0, said
+    for case in ("case_vlm", "case_action", "case_action_b3", "case_e2e"):
+        assert f"{case}.safetensors fp32: largest difference" in said
+
+
+def test_golden_cases_of_minicpm_are_told_by_what_they_hold() -> None:
+    kinds = {
+        path.stem: [(case.dtype, case.limit) for case in MODELS["minicpm_robot"].golden_cases(path)]
+        for path in MINICPM_GOLDEN.glob(MODELS["minicpm_robot"].golden_files)
+    }
+    assert kinds.pop("case_vlm") == [("fp32", 2e-4)]
+    assert kinds.pop("case_e2e") == [("fp32", 2e-4)]
+    for name in ("case_action", "case_action_b3"):
+        assert kinds.pop(name) == [("fp32", 2e-5)]
+    assert kinds  # pieces of the network, which no peer runs alone
+    assert not any(kinds.values())

@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 from benchmarks import paired
 from benchmarks.peers import cli, machine, sides
+from benchmarks.peers.models import MODELS
 from benchmarks.peers.pairing import Probe
 from benchmarks.peers.pi.sizes import Decoder, PiSizes, Vision
 from benchmarks.peers.weights import write_checkpoint
 
+ROOT = Path(__file__).parents[2]
 FAKE = Path(__file__).with_name("fake_worker.py")
 STEADY = {"matrix_flops_per_s": 1e11, "memory_bytes_per_s": 1e10}
 
@@ -288,6 +290,9 @@ def test_a_command_that_does_not_exist_is_named(
         (["--model", "pi0", "--peer", "openvino"], "for pi0; got 'openvino'"),
         (["--model", "gr00t_n17", "--layers", "3"], r"layers must be in \[4, 16\]; got 3"),
         (["--model", "gr00t_n17", "--peer-cameras", "3"], "must be left out for gr00t_n17"),
+        (["--model", "minicpm_robot", "--layers", "3"], r"layers must be in \[4, 24\]; got 3"),
+        (["--model", "minicpm_robot", "--peer-cameras", "4"], "left out for minicpm_robot"),
+        (["--model", "minicpm_robot", "--peer", "hf-kv-cache"], "for minicpm_robot; got"),
         (["--max-pairs", "0"], "--max-pairs must be at least 1; got 0"),
         (["--peer-tokens", "0"], "must not be below"),
         (["--depth-fraction", "nan"], "--depth-fraction must be a finite number above 0; got nan"),
@@ -312,6 +317,26 @@ def test_a_peer_without_its_environment_says_how_to_get_it(
     monkeypatch.setattr(sides, "ROOT", tmp_path)
     assert run("--peer", "openvino") == paired.REFUSED
     assert "Run: python benchmarks/paired.py --setup openvino" in capsys.readouterr().err
+    assert run("--model", "minicpm_robot", "--peer", "hf") == paired.REFUSED
+    assert "Run: python benchmarks/paired.py --setup hf-minicpm" in capsys.readouterr().err
+
+
+def test_defaults_are_the_model_s() -> None:
+    def checked(*words: str) -> list[int]:
+        args = cli.checked(cli.parser("").parse_args(words))
+        return [args.cameras, args.tokens, args.steps, args.peer_cameras, args.peer_tokens]
+
+    assert checked() == [2, 20, 10, 2, 20]
+    assert checked("--model", "gr00t_n17") == [2, 24, 4, 2, 24]
+    assert checked("--model", "minicpm_robot") == [3, 64, 4, 3, 64]
+    assert checked("--model", "minicpm_robot", "--cameras", "1")[0] == 1
+
+
+def test_every_environment_has_its_packages() -> None:
+    names = {*sides.ENVIRONMENTS.values()}
+    names |= {name for model in MODELS.values() for name in model.environments.values()}
+    for name in names:
+        assert (ROOT / f"benchmarks/peers/requirements-{name}.txt").is_file(), name
 
 
 def test_waiting_threads_of_workers_do_not_spin() -> None:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 CORE, MODEL = ROOT / "phyai-core", ROOT / "phyai-models-pi"
-GROOT = ROOT / "phyai-models-groot"
+GROOT, MINICPM = ROOT / "phyai-models-groot", ROOT / "phyai-models-minicpm"
 REPORT = """
 import importlib.metadata as m, json
 import phyai, phyai.errors
@@ -92,9 +92,10 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Build every wheel once."""
     folder = tmp_path_factory.mktemp("wheels")
     options = ("--no-build-isolation", "--no-deps", "--no-index", "--quiet", "-w", folder)
-    run(sys.executable, "-m", "pip", "wheel", *options, CORE, MODEL, GROOT)
+    run(sys.executable, "-m", "pip", "wheel", *options, CORE, MODEL, GROOT, MINICPM)
     found = {path.name.split("-")[0]: path for path in folder.glob("*.whl")}
-    assert sorted(found) == ["phyai_core", "phyai_models_groot", "phyai_models_pi"]
+    names = ["phyai_core", "phyai_models_groot", "phyai_models_minicpm", "phyai_models_pi"]
+    assert sorted(found) == names
     return found
 
 
@@ -126,7 +127,11 @@ def test_core_wheel_holds_the_whole_package_and_no_model(wheels: dict[str, Path]
 
 @pytest.mark.parametrize(
     ("wheel", "portion"),
-    [("phyai_models_pi", ("pi", "pi0", "pi05")), ("phyai_models_groot", ("gr00t",))],
+    [
+        ("phyai_models_pi", ("pi", "pi0", "pi05")),
+        ("phyai_models_groot", ("gr00t",)),
+        ("phyai_models_minicpm", ("minicpm_robot", "minicpm_robot_track")),
+    ],
 )
 def test_model_wheel_holds_its_portion_only(
     wheels: dict[str, Path], wheel: str, portion: tuple[str, ...]
@@ -167,8 +172,10 @@ def test_core_works_after_the_models_are_uninstalled(
     environment: Environment, wheels: dict[str, Path], tmp_path: Path
 ) -> None:
     environment.install(*wheels.values())
-    assert environment.report(tmp_path)["plugins"] == ["gr00t_n17", "pi0", "pi05"]
-    environment.pip("uninstall", "--yes", "--quiet", "phyai-models-groot")
+    found = environment.report(tmp_path)
+    assert found["plugins"] == ["gr00t_n17", "minicpm_robot", "minicpm_robot_track", "pi0", "pi05"]
+    for name in ("phyai-models-groot", "phyai-models-minicpm"):
+        environment.pip("uninstall", "--yes", "--quiet", name)
     found = environment.report(tmp_path)
     assert found["loaded"] == ["phyai.models.pi0.plugin", "phyai.models.pi05.plugin"]
     environment.pip("uninstall", "--yes", "--quiet", "phyai-models-pi")

@@ -19,6 +19,14 @@ from torch.nn.functional import gelu, relu, scaled_dot_product_attention, silu
 KeysValues = dict[int, tuple[Tensor, Tensor]]
 
 
+def rounded_exp(exponent: Tensor) -> Tensor:
+    """Return e^exponent in float32, correctly rounded, where vector units differ between machines.
+
+    Angles reach 1000 rad: one last bit of a frequency is 5e-5 of its cosine.
+    """
+    return exponent.double().exp().float()
+
+
 class Attention(nn.Module):
     """Multi-head attention with biases; keys and values from ``source``, else from x itself."""
 
@@ -158,7 +166,7 @@ class TimestepEncoder(nn.Module):
         """bucket int [B] -> [B, W]."""
         half = self.waves // 2
         exponent = -math.log(10000.0) * torch.arange(half, dtype=torch.float32) / (half - 1)
-        angle = bucket[:, None].float() * exponent.exp()
+        angle = bucket[:, None].float() * rounded_exp(exponent)
         y: Tensor = self.timestep_embedder(torch.cat([angle.cos(), angle.sin()], dim=1))
         return y
 
@@ -251,7 +259,7 @@ class ActionEncoder(nn.Module):
         half = self.width // 2
         exponent = -torch.arange(half, dtype=torch.float32) * (math.log(10000.0) / half)
         levels = bucket[:, None].expand(-1, x.shape[1])[..., None].float()
-        angle = levels * exponent.exp()
+        angle = levels * rounded_exp(exponent)
         waves = torch.cat([angle.sin(), angle.cos()], dim=2).to(tokens.dtype)
         y = silu(self.W2(torch.cat([tokens, waves], dim=2), embodiment))
         out: Tensor = self.W3(y, embodiment)

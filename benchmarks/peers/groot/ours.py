@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from benchmarks.peers.base import Refused, Setup
 from benchmarks.peers.groot.batch import Batch, expected_bytes
 from benchmarks.peers.options import engine_settings, split_options
+from benchmarks.peers.timing import stages_of
 from torch import Tensor
 
 from phyai import Engine, EngineArgs
@@ -88,18 +88,3 @@ class PhyaiGroot:
                 "Report the difference as a bug."
             )
         return actions.to(torch.float32), stages_of(engine.core.last_timing)
-
-
-def stages_of(timing: Mapping[str, float]) -> dict[str, float]:
-    """Return seconds per stage of the peer's from our milliseconds; what is not timed is left out.
-
-    prefix: all of ``encode`` behind the vision tower, so also what the steps read of it.
-    """
-    found = {}
-    vision = timing.get("encode/vision")
-    if vision is not None:
-        found["vision"] = vision / 1e3
-        found["prefix"] = (timing["encode"] - vision) / 1e3
-    if "solve" in timing:
-        found["loop"] = timing["solve"] / 1e3
-    return found

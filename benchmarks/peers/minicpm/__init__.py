@@ -1,0 +1,1 @@
+"""MiniCPM-RobotManip: sizes and weights, our side, and the official wiring."""

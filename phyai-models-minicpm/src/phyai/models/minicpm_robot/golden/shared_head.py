@@ -1,0 +1,50 @@
+"""The checkpoint of a set with its head replaced by one that all embodiments share."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import tempfile
+from pathlib import Path
+
+from phyai.errors import CheckpointError
+from phyai.models.minicpm_robot.names import BANK, SHARED
+from phyai.weights import SafetensorsSource, open_source, save_safetensors
+
+_KEPT: list[tempfile.TemporaryDirectory[str]] = []
+"""Removed when the process ends."""
+
+
+@functools.lru_cache(maxsize=8)
+def shared_root(root: Path) -> Path:
+    """Return a checkpoint folder with a shared head: ``root`` itself, or a copy with another head.
+
+    The other head's tensors are in one more safetensors file of the folder.
+    Raises: CheckpointError when the folder has no such head.
+    """
+    source = open_source(root)
+    infos = source.infos()
+    if any(SHARED.fullmatch(name) for name in infos):
+        return root
+    override = _override(root)
+    tensors = {name: source.read(name).clone() for name in infos if not BANK.fullmatch(name)}
+    tensors.update({name: override.read(name).clone() for name in override.infos()})
+    kept = tempfile.TemporaryDirectory(prefix="phyai-golden-")
+    _KEPT.append(kept)
+    folder = Path(kept.name)
+    shutil.copy(root / "config.json", folder)
+    save_safetensors(tensors, folder / "model.safetensors")
+    return folder
+
+
+def _override(root: Path) -> SafetensorsSource:
+    for path in sorted(root.glob("*.safetensors")):
+        if path.name.startswith(("case_", "track_")):
+            continue
+        source = SafetensorsSource([path])
+        if any(SHARED.fullmatch(name) for name in source.infos()):
+            return source
+    raise CheckpointError(
+        f"golden set {root} must hold the tensors of a shared action head for its cases without "
+        "embodiment_id; got none. Copy the golden set again."
+    )

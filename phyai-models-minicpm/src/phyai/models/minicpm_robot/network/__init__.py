@@ -1,0 +1,1 @@
+"""The network: image tower, hybrid decoder, action head."""

@@ -1,0 +1,1 @@
+"""Small and full-size random checkpoints, and observations for them."""

@@ -1,0 +1,149 @@
+"""A small byte-level tokenizer.json with the model's control tokens, written without training.
+
+Same rules as the real one, far fewer pieces: every byte has a token, common words of robot tasks
+are one token, and the control tokens may stand at any id.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+PAD, IMAGE = "<|endoftext|>", "<|image_pad|>"
+CONTROL = {
+    PAD: 0,
+    "<|im_start|>": 1,
+    "<|im_end|>": 2,
+    "<|vision_start|>": 9,
+    "<|vision_end|>": 10,
+    "<|vision_pad|>": 11,
+    IMAGE: 12,
+    "<|video_pad|>": 13,
+    "<think>": 24,
+    "</think>": 25,
+    "<image>": 26,
+    "</image>": 27,
+    "<image_id>": 28,
+    "</image_id>": 29,
+    "<slice>": 30,
+    "</slice>": 31,
+}
+"""Control tokens and how far their ids are from the first one's; up to 13 as in the real file."""
+TINY_FIRST_CONTROL = 1000
+TINY_VOCAB = 1056
+"""Text pieces end well below the control tokens."""
+TEMPLATE = """\
+{#- One turn per message; tools and videos are left out. -#}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- if message.content is string %}
+        {{- message.content }}
+    {%- else %}
+        {%- for item in message.content %}
+            {%- if item.type == 'image' %}
+                {{- '<|image_pad|>' }}
+            {%- elif item.type == 'text' %}
+                {{- item.text }}
+            {%- endif %}
+        {%- endfor %}
+    {%- endif %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is true %}
+        {{- '<think>\\n' }}
+    {%- else %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}
+"""
+_WORDS = (
+    "absolute action agentview all and apple arm assistant away back black block blue bottle bowl "
+    "box calvin can close command control cube cup drawer dual end effector fold franka from green "
+    "gripper hand hold in into is its layout left lid lift manipulator method mug near of on onto "
+    "open orange pick place plate pose push put red right robot shelf simulated single slider "
+    "stack stop stove table take task the then to towel tray turn unified up user white with yellow"
+)
+
+
+def tiny_tokenizer(first_control: int = TINY_FIRST_CONTROL) -> dict[str, Any]:
+    """Return the content of tokenizer.json; equal on every call.
+
+    first_control: id of the first control token; the others keep their distance to it.
+    """
+    space = _bytes()[ord(" ")]
+    merges: dict[tuple[str, str], None] = {}
+    for word in _WORDS.split():
+        for piece in (word, space + word):
+            # Each word grows from its first character, so a word is found from the left.
+            for end in range(1, len(piece)):
+                merges[piece[:end], piece[end]] = None
+    pieces = [*_bytes(), *("".join(merge) for merge in merges)]
+    vocab = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
+    assert len(vocab) <= min(first_control, TINY_FIRST_CONTROL)
+    control = {token: first_control + offset for token, offset in CONTROL.items()}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
+    byte_level["use_regex"] = True
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [_added(token, index) for token, index in control.items()],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            # In the model's own table too: that is what lets their ids leave a gap.
+            "vocab": {**vocab, **control},
+            "merges": [list(merge) for merge in merges],
+        },
+    }
+
+
+def write_tiny_tokenizer(folder: Path, first_control: int = TINY_FIRST_CONTROL) -> None:
+    """Write tokenizer.json, tokenizer_config.json and the chat template into ``folder``."""
+    settings = {
+        "tokenizer_class": "Qwen2Tokenizer",
+        "pad_token": PAD,
+        "eos_token": "<|im_end|>",
+        "bos_token": None,
+        "image_token": IMAGE,
+        "video_token": "<|video_pad|>",
+        "image_start_token": "<image>",
+        "image_end_token": "</image>",
+        "image_id_start_token": "<image_id>",
+        "image_id_end_token": "</image_id>",
+        "slice_start_token": "<slice>",
+        "slice_end_token": "</slice>",
+        "model_max_length": 262144,
+    }
+    for name, data in (
+        ("tokenizer.json", tiny_tokenizer(first_control)),
+        ("tokenizer_config.json", settings),
+    ):
+        text = json.dumps(data, ensure_ascii=False, indent=1)
+        (folder / name).write_text(text, encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+
+
+def _added(token: str, index: int) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": index, "content": token, **flags, "special": "think" not in token}
+
+
+def _bytes() -> list[str]:
+    """Return the characters that byte-level tokenizers write bytes 0 to 255 as."""
+    shown = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in shown else chr(next(hidden)) for byte in range(256)]

@@ -1,0 +1,1 @@
+"""From observations to model inputs, and from model actions to robot commands; host only."""

@@ -1,0 +1,1 @@
+"""The network: vision tokens, decoder, trajectory head."""
