@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+# The package beside this script, whichever of this name is installed.
+sys.path.insert(0, str(Path(__file__).parent / "src"))
 from my_policy import checkpoint, inputs, task
 
 STEPS, BATCH, POOL, RATE = 1000, 64, 150, 2e-3

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from phyai.cli import observation, run_report, run_setup
+from phyai.cli import observation, plugin_list, run_report, run_setup
+from phyai.cli.options import RunOptions
 from phyai.errors import ConfigError
 from phyai.manifest import AdapterManifest
 from phyai.types import Observation
@@ -87,3 +88,20 @@ def test_median_leaves_out_the_first_repetition() -> None:
     timings = ({"total": 100.0}, {"total": 2.0}, {"total": 4.0})
     outcome = run_report.Outcome(None, None, timings, 0, 0.0, 0, "cpu", "fp32")  # type: ignore[arg-type]
     assert outcome.timing == {"total": 3.0}
+
+
+def test_an_engine_gets_the_plugin_as_it_was_chosen() -> None:
+    """``dist:id`` tells two packages of one id apart, in the engine too."""
+    for chosen in ("pi05", "phyai-models-pi:pi05"):
+        setup = run_setup.prepare(RunOptions(plugin=chosen))
+        assert (setup.plugin, setup.record.id) == (chosen, "pi05")
+
+
+def test_an_id_offered_twice_is_told_once() -> None:
+    a, b = (
+        {"id": "arm", "dist": dist, "status": "ok", "traceback": None, "conflicts_with": [other]}
+        for dist, other in (("a", "b"), ("b", "a"))
+    )
+    [line] = plugin_list.problems([a, b])
+    assert line == "arm is offered by a and b; choose a:arm or b:arm."
+    assert plugin_list.problems([{**a, "status": "blocked"}, {**b, "conflicts_with": []}]) == []

@@ -233,6 +233,36 @@ def test_a_session_that_is_let_go_while_it_runs_keeps_nothing(call: str, seq: in
         assert way(engine.step(frame("a", 0, 4.0))) == 4
 
 
+@pytest.mark.parametrize("seq", [0, 1])
+def test_a_session_closed_before_its_request_runs_costs_no_cache(seq: int) -> None:
+    """Its graphs stay as well: nothing has run that could have spoilt them."""
+
+    class Closing(Odometer):
+        name = "odometer-closing"
+
+        def prepare(self, request: Any) -> Any:
+            made = super().prepare(request)
+            if request.state[0] == 7.0:
+                engine.close_session("a")
+            return made
+
+    with open_engine(Closing) as engine:
+        engine.step(frame("b", 0))
+        if seq:
+            engine.step(frame("a", 0))
+        caches = list(engine.core.runner._bound.values())
+        if seq:
+            with pytest.raises(SessionClosed):
+                engine.step(frame("a", seq, 7.0))
+        else:
+            assert way(engine.step(frame("a", seq, 7.0))) == 7
+        with pytest.raises(SessionClosed):
+            engine.step(frame("a", seq + 1))
+        assert list(engine.core.runner._bound.values()) == caches
+        assert way(engine.step(frame("a", 0))) == 1
+        assert way(engine.step(frame("b", 1))) == 2
+
+
 def test_close_refuses_whoever_waits_for_a_session() -> None:
     engine = open_engine(Gated)
     gate: Any = engine.adapter

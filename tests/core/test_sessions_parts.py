@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from phyai.errors import CapacityError, PluginContractError, RequestError
 from phyai.manifest import AdapterManifest
 from phyai.plugins import register
 from phyai.testing.capture import RecordingCapturer
-from phyai.types import BufferSpec, Key
+from phyai.types import BufferSpec, Key, Observation
 from tests.core.session_adapter import DIM, MoveRequest, Odometer, OdometerArgs, counts, frame, way
 from tests.core.toy_adapter import config, open_engine, registry
 
@@ -42,6 +43,42 @@ def test_prepare_must_pass_the_sessions_on() -> None:
         with pytest.raises(PluginContractError, match=r"phyai\.sessions\.session_rows"):
             engine.step(frame("a", 0))
         assert way(engine.step(frame(None, None))) == 1
+
+
+class OtherNames(Odometer):
+    """Knows ``stream`` and ``frame`` for session_id and seq."""
+
+    name = "odometer-other-names"
+
+    def prepare(self, request: Any) -> Any:
+        rows = [request] if isinstance(request, Observation) else request
+        words = {"stream": "session_id", "frame": "seq"}
+        named = [{words.get(n, n): v for n, v in row.options.items()} for row in rows]
+        return super().prepare([replace(r, options=n) for r, n in zip(rows, named, strict=True)])
+
+
+def test_an_adapters_own_names_of_the_options() -> None:
+    def named(stream: str, number: int) -> Observation:
+        return replace(frame(None, None), options={"stream": stream, "frame": number})
+
+    with open_engine(OtherNames) as engine:
+        for number in range(3):
+            for _ in range(2):  # and sent again
+                results = engine.step([named("a", number), frame(None, None), named("b", number)])
+                assert [way(r) for r in results] == [number + 1, 1, number + 1]
+        before = counts(engine)
+        for rows in ([frame("c", 0), named("a", 3)], [named("a", 3), frame("c", 0)]):
+            with pytest.raises(RequestError, match=r"by the same options.*'a'"):
+                engine.step(rows)
+        results = engine.step([named("a", 2), frame(None, None), named("b", 3)])
+        assert [way(r) for r in results] == [3, 1, 4]
+        engine.step(frame("c", 0))
+        with pytest.raises(RequestError, match=r"by the same options.*'a'"):
+            engine.step([frame("c", 0), named("a", 3)])  # the first row is not run again
+        after = counts(engine)
+        assert after["live"] == before["live"] + 1
+        assert after["evicted"] == 0
+        assert way(engine.step([named("a", 3)])[0]) == 4
 
 
 def test_session_buffers_are_the_same_for_every_key() -> None:

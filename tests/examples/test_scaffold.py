@@ -128,6 +128,27 @@ def test_a_new_adapter_prints_a_chunk(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(KINDS))
+def test_an_edited_package_has_a_preset_of_its_own(kind: str, tmp_path: Path) -> None:
+    """The checkpoint of the sources before the edit would not fit the model after it."""
+    folder = tmp_path / "new"
+    write_adapter(Name("fresh_policy"), kind, folder)
+    code = (
+        "import sys; from pathlib import Path; from fresh_policy.presets import tiny\n"
+        "print(Path(tiny(Path(sys.argv[1]), None)['checkpoint_dir']).name)"
+    )
+    ask = ("-c", code, str(tmp_path / "cache"))
+    names = []
+    for edit in ("", "", "EDITED = True\n"):
+        with (folder / "src/fresh_policy/network.py").open("a") as file:
+            file.write(edit)
+        done = run_installed(folder, tmp_path / f"site{len(names)}", *ask)
+        assert done.returncode == 0, done.stderr
+        names.append(done.stdout)
+    assert names[0] == names[1] != names[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_new_adapter_passes_its_own_tests_and_mypy(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / kind
     write_adapter(Name("fresh_policy"), kind, folder)

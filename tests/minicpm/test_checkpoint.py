@@ -81,6 +81,7 @@ def test_the_whole_map_of_names_is_known(tensors: Tensors) -> None:
 FAMILIES: dict[str, Callable[[str], str]] = {
     "released": lambda name: name,
     "transformers": lambda name: transformers_names().get(name, name),
+    "transformers, bare": lambda name: transformers_names().get(name, name).removeprefix("vlm."),
     "data parallel": lambda name: f"module.{name}",
     "trainer": lambda name: f"model.{name}",
     "both wrappers": lambda name: f"module.model.{transformers_names().get(name, name)}",
@@ -172,6 +173,9 @@ def test_a_shared_head_is_told_by_its_tensors_and_ignores_ids(
     with engine_of(checkpoint_dir=str(folder)) as engine:
         first, *others = [engine.step(replace(REQUEST, embodiment_id=i)) for i in ids]
         assert all(torch.equal(first, other) for other in others)
+    # an argument, as an observation's option, may be any integer
+    with engine_of(checkpoint_dir=str(folder), embodiment_id=2**70) as engine:
+        assert torch.equal(engine.step(replace(REQUEST, embodiment_id=None)), first)
 
 
 def test_two_heads_in_one_checkpoint_are_refused(tensors: Tensors, tmp_path: Path) -> None:

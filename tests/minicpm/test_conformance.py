@@ -34,6 +34,9 @@ def requests_of(robot: dict[str, Any], contracts: tuple[str, ...]) -> list[Any]:
 class TestMiniCPMRobot(AdapterConformance):
     manifest = "minicpm_robot"
     level = 2
+    # Recorded graphs run the reference token by token: half a minute, and so with the slow tests.
+    # Here test_golden_static.py replays golden cases.
+    backends = ("cuda",)
 
     @pytest.fixture
     def tiny_checkpoint(self, robot: dict[str, Any]) -> dict[str, Any]:
@@ -58,6 +61,7 @@ class TestMiniCPMRobotServed(TestMiniCPMRobot):
     """Robots whose prompts are long, and whose rows differ in cameras and channels."""
 
     level = 3
+    backends = ("recorded", "cuda")
 
     @pytest.fixture
     def sample_requests(self, robot: dict[str, Any]) -> list[Any]:

@@ -73,7 +73,7 @@ def test_the_formula_in_float64(op: object) -> None:
     close(last[0, 0].double(), state, 1e-6)
 
 
-@pytest.mark.parametrize("strong", [-3.0, -20.0, -200.0, -1e5])
+@pytest.mark.parametrize("strong", [-3.0, -20.0, -200.0, -1e5, -float("inf")])
 def test_strong_and_sudden_decays(strong: float) -> None:
     """Sums of g grow large: exponents must be differences, taken where they are exact."""
     inputs = drawn(130)
@@ -112,6 +112,15 @@ def test_a_state_continues(op: object) -> None:
 
 
 @BOTH
+def test_no_token_leaves_the_state(op: object) -> None:
+    inputs, state = drawn(3), first(2, 2)
+    for given, want in ((state, state), (None, torch.zeros_like(state))):
+        out, last = op(*(x[:, :0] for x in inputs), given)  # type: ignore[operator]
+        assert out.shape == (2, 0, 2, 24)
+        assert torch.equal(last, want)
+
+
+@BOTH
 def test_tokens_without_gates_leave_the_state(op: object) -> None:
     """Rows of unequal length, padded behind: each row's state is that of its own tokens."""
     inputs = drawn(100)
@@ -129,12 +138,14 @@ def test_tokens_without_gates_leave_the_state(op: object) -> None:
 @BOTH
 def test_parts_of_a_fused_tensor(op: object) -> None:
     rows, tokens, heads, dim = 2, 9, 2, 8
-    joined = torch.randn(rows, tokens, 3 * heads * dim + 5)
+    random = torch.Generator().manual_seed(5)
+    joined = torch.randn(rows, tokens, 3 * heads * dim + 5, generator=random)
     q, k, v = (
         joined[..., i * heads * dim : (i + 1) * heads * dim].unflatten(-1, (heads, dim))
         for i in range(3)
     )
-    g, beta = -torch.rand(rows, tokens, heads), torch.rand(rows, tokens, heads)
+    beta = torch.rand(rows, tokens, heads, generator=random)
+    g = -torch.rand(rows, tokens, heads, generator=random)
     kept = joined.clone()
     got = op(q, k, v, g, beta)  # type: ignore[operator]
     want = reference.gated_delta_rule(*(x.contiguous() for x in (q, k, v)), g, beta)

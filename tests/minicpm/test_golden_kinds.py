@@ -150,6 +150,18 @@ def test_a_set_whose_checkpoint_has_a_shared_head_needs_no_other(
     assert [c for c in (*fp32.comparisons, *bf16.comparisons) if not c.ok] == []
 
 
+def test_a_shared_head_beside_tensors_under_the_names_of_a_wrapper(
+    tmp_path: Path, runner: GoldenRunner
+) -> None:
+    for name in ("model.safetensors", "shared_head_override.safetensors"):
+        wrapped = {f"module.{n}": t for n, t in load_file(ROOT / name).items()}
+        save(wrapped, tmp_path / name)
+    for name in ("config.json", "case_action_shared_head.safetensors"):
+        shutil.copy(ROOT / name, tmp_path)
+    (fp32, bf16) = runner.run(tmp_path / "case_action_shared_head.safetensors", tmp_path)
+    assert [c for c in (*fp32.comparisons, *bf16.comparisons) if not c.ok] == []
+
+
 @pytest.mark.parametrize(
     "write",
     [

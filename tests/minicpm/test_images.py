@@ -12,15 +12,12 @@ import torch
 from safetensors.torch import load_file
 
 from phyai.errors import CheckpointError, RequestError
-from phyai.models.minicpm_robot.processing.images import (
-    camera_frame,
-    patch_rows,
-    resize,
-    rows_of_strip,
-    strip,
-)
+from phyai.models.minicpm.frames import resize
+from phyai.models.minicpm_robot.config import MiniCPMRobotConfig
+from phyai.models.minicpm_robot.processing.images import camera_frame, patch_rows, strip
 from phyai.models.minicpm_robot.processing.settings import ImageSettings
 from phyai.models.minicpm_robot.processing.slicing import make_views, plan_views, slice_grid
+from phyai.models.minicpm_robot.request_rows import patches_of
 from tests.conftest import GOLDEN
 
 CASE = GOLDEN / "minicpm/case_preprocess.json"
@@ -100,13 +97,13 @@ def test_strip_lays_patches_side_by_side_and_back() -> None:
     made = strip(rows)
     assert made.shape == (1, 3, 14, 70)
     assert torch.equal(made[0, :, :, 14:28], rows[1].view(3, 14, 14))
-    assert torch.equal(rows_of_strip(made), rows)
+    assert torch.equal(patches_of(MiniCPMRobotConfig(), made), rows)
 
 
-@pytest.mark.parametrize("shape", [(1, 3, 14, 15), (1, 3, 14, 0), (2, 3, 14, 28), (3, 14, 28)])
+@pytest.mark.parametrize("shape", [(1, 3, 14, 15), (2, 3, 14, 28), (3, 14, 28)])
 def test_other_strips_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(RequestError, match="pixel_values"):
-        rows_of_strip(torch.zeros(shape))
+        patches_of(MiniCPMRobotConfig(), torch.zeros(shape))
 
 
 def test_mean_and_deviation_count_per_channel() -> None:

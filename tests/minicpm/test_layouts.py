@@ -219,6 +219,8 @@ GOOD = {"position": [0.0, 0, 0], "quaternion_wxyz": IDENTITY, "gripper_closed": 
         ({**GOOD, "right.position": [0, 0, 0]}, "right.position"),
         ({"position": [0, 0, 0], "quaternion_wxyz": IDENTITY}, "neither"),
         ({"position": [0, 0, 0], "gripper_closed": 0}, "got none"),
+        ({**GOOD, "left.position": [1, 1, 1]}, "position twice"),
+        ({"left": GOOD, "left.position": [1, 1, 1]}, r"left\.position twice"),
     ],
 )
 def test_refused_states(state: Any, match: str) -> None:
@@ -232,6 +234,17 @@ def test_refused_states(state: Any, match: str) -> None:
 def test_matrices_that_are_no_rotations_are_refused(matrix: Any) -> None:
     with pytest.raises(RequestError, match="must be a rotation"):
         pack_state(piece_state(matrix), CALVIN, 80)
+
+
+def test_six_numbers_in_the_other_order_are_no_rotation() -> None:
+    """They go in as measured, so nothing would put them right."""
+    [matrix] = turns(1)
+    for contract, other in ((LIBERO, "interleaved"), (CALVIN, "columns")):
+        right = rotations.to_rotation6d(matrix, contract.rotation6d)
+        for wrong in (rotations.to_rotation6d(matrix, other), 2 * right):  # type: ignore[arg-type]
+            pieces = {"position": [0, 0, 0], "rotation6d": wrong, "gripper_closed": 0}
+            with pytest.raises(RequestError, match="rotation6d of the left arm must be a rotation"):
+                pack_state(pieces, contract, 80)
 
 
 def test_one_arm_of_two_is_refused() -> None:

@@ -158,10 +158,11 @@ def test_triton_gated_norm(width: int, dtype: torch.dtype) -> None:
     close(got, reference.gated_rms_norm(x, z, weight, 1e-6))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("with_state", [False, True])
+@pytest.mark.parametrize(
+    ("with_state", "dtype"), [(False, torch.float32), *((True, dtype) for dtype in DTYPES)]
+)
 def test_triton_gated_delta(with_state: bool, dtype: torch.dtype) -> None:
-    rows, tokens, key_heads, heads, dim, width = 2, 5, 1, 2, 12, 20
+    rows, tokens, key_heads, heads, dim, width = 2, 3, 1, 2, 12, 20
     joined = draw(rows, tokens, 2 * key_heads * dim + heads * width + 3, dtype=dtype)
     q, k, v, _ = joined.split([key_heads * dim, key_heads * dim, heads * width, 3], dim=-1)
     q, k, v = q.unflatten(-1, (-1, dim)), k.unflatten(-1, (-1, dim)), v.unflatten(-1, (-1, width))

@@ -194,14 +194,3 @@ def test_every_input_matters(engine: Engine, args: dict[str, Any]) -> None:
     for observation in changed:
         off = abs(one(engine, observation).model_actions - want).max()
         assert off > 1e-3
-
-
-def test_rows_of_different_robots_share_a_request(engine: Engine, args: dict[str, Any]) -> None:
-    rows = []
-    for name in ("libero", "robotwin", "raw"):
-        made = builders.sample_observation({**args, "contract": name})
-        rows.append(replace(made, options={**made.options, "contract": name}))
-    together = engine.step(rows)
-    assert [chunk.actions.shape[1] for chunk in together] == [7, 16, 80]
-    for row, chunk in zip(rows, together, strict=True):
-        np.testing.assert_allclose(one(engine, row).model_actions, chunk.model_actions, atol=2e-4)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from phyai.errors import CheckpointError, CheckpointNotFound, RequestError
+from phyai.models.minicpm.text import check_prompt
 from phyai.models.minicpm_robot.presets.tiny_tokenizer import (
     CONTROL,
     TEMPLATE,
@@ -19,7 +20,6 @@ from phyai.models.minicpm_robot.presets.tiny_tokenizer import (
 from phyai.models.minicpm_robot.processing.prompts import (
     ImageText,
     PromptTokenizer,
-    check_prompt,
     image_placeholder,
 )
 from phyai.models.minicpm_robot.processing.template import (

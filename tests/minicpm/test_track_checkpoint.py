@@ -98,6 +98,20 @@ def test_shards_and_a_missing_output_scale_change_nothing(
     assert torch.equal(actions(folder), want)
 
 
+def test_a_scale_in_low_precision_is_the_configs_rounded(
+    folder: Path, tensors: dict[str, Tensor]
+) -> None:
+    config = {**CONFIG, "xy_scale": 0.3}  # no number of bfloat16
+    (folder / "config.json").write_text(json.dumps(config))
+    scale = torch.tensor([0.3, 0.3, 1.0])
+    want = actions(write(folder, {**tensors, "output_scale": scale}))
+    stored = {**tensors, "output_scale": scale.bfloat16()}
+    assert torch.equal(actions(write(folder, stored)), want)
+    stored["output_scale"] = torch.tensor([0.302, 0.3, 1.0]).bfloat16()
+    with pytest.raises(CheckpointError, match="xy_scale"):
+        actions(write(folder, stored))
+
+
 def test_one_file_with_a_config_loads(folder: Path) -> None:
     want = actions(folder)
     config = MiniCPMRobotTrackConfig.from_folder(folder)
@@ -182,6 +196,11 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         nested(rope_scaling={**ROPE, "short_factor": [1.0] * 3}),
         ConfigError,
         "short_factor",
+    ),
+    "original": (
+        nested(rope_scaling={**ROPE, "original_max_position_embeddings": 1}),
+        ConfigError,
+        "original_max_position_embeddings must be at least 2",
     ),
     "no sizes": ({"backbone_config": {}}, CheckpointError, "hidden_size"),
 }

@@ -65,6 +65,12 @@ def test_rows_of_a_batch_and_padding_are_those_of_the_row(
     assert result.ok, [c for c in result.comparisons if not c.ok]
 
 
+def test_cases_of_the_other_plugin_have_no_run() -> None:
+    names = sorted(path.name for path in ROOT.glob("case_*"))
+    assert len(names) > 5
+    assert all(golden_runs(ROOT / name, ROOT) == [] for name in names)
+
+
 def test_an_unknown_result_fails_and_a_foreign_case_is_refused(
     tmp_path: Path, runner: GoldenRunner
 ) -> None:
@@ -77,5 +83,5 @@ def test_an_unknown_result_fails_and_a_foreign_case_is_refused(
     save_file({"x": torch.zeros(1)}, tmp_path / POOL)
     with pytest.raises(CheckpointError, match="policy case"):
         golden_runs(tmp_path / POOL, ROOT)
-    with pytest.raises(CheckpointError, match="track_case_"):
-        golden_runs(tmp_path / "case_x.safetensors", ROOT)
+    with pytest.raises(CheckpointError, match="safetensors"):
+        golden_runs(tmp_path / "track_case_x.json", ROOT)

@@ -130,7 +130,7 @@ def test_core_wheel_holds_the_whole_package_and_no_model(wheels: dict[str, Path]
     [
         ("phyai_models_pi", ("pi", "pi0", "pi05")),
         ("phyai_models_groot", ("gr00t",)),
-        ("phyai_models_minicpm", ("minicpm_robot", "minicpm_robot_track")),
+        ("phyai_models_minicpm", ("minicpm", "minicpm_robot", "minicpm_robot_track")),
     ],
 )
 def test_model_wheel_holds_its_portion_only(

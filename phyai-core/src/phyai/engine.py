@@ -180,6 +180,7 @@ class Engine:
     def close_session(self, session_id: str) -> None:
         """Forget a session and free its place; as ``reset_session`` for the rest.
 
+        A request of it that has not begun to run fails with SessionClosed, too, unless it is seq 0.
         Its next request is a SessionClosed error, or seq 0, which opens it anew.
         """
         self._check_open()

@@ -204,7 +204,9 @@ class EngineCore:
         if turn.runs:
             started = time.perf_counter()
             prepared = self._prepare(turn.request)
-            turn.adopt(prepared, self.runner.spec)
+            if not turn.adopt(prepared, self.runner.spec):
+                prepared = self._prepare(turn.request)
+                turn.adopt(prepared, self.runner.spec)
             timing["prepare"] = 1e3 * (time.perf_counter() - started)
         if turn.runs and prepared is not None:
             waiting = time.perf_counter()

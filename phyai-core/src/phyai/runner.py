@@ -24,6 +24,7 @@ from phyai.errors import (
     CapacityError,
     ConfigError,
     PluginContractError,
+    SessionLost,
 )
 from phyai.known import Hold, impose
 from phyai.rtc import GuidedRTC
@@ -102,6 +103,8 @@ class Runner:
                     bound.solve()
                 with stage("output"):
                     results = self._output(bound.result(), bound.cache, batch)
+            except SessionLost:  # closed while its request waited: nothing has run
+                raise
             except BaseException as error:
                 self._binder.add_note(error)
                 self._forget(place)  # its buffers may hold NaN, or half a request

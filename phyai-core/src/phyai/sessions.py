@@ -114,7 +114,7 @@ class SessionStore:
     def end(self, session_id: str) -> None:
         """Close a session, so that its place is free; unknown and closed ids are fine.
 
-        A request of the session that is running still gets its result, and leaves nothing.
+        A request of it that is running still gets its result, and leaves nothing; see Engine.
         """
         with self._changed:
             turn = self._held.get(check_id(session_id))

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import tempfile
+import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from phyai.built_folder import cached_folder
 from phyai.types import Observation
-
-VERSION = 1  # change it when the checkpoint changes
 
 
 def tiny(cache_dir: Path, progress: Callable[[int, int, str], None] | None) -> dict[str, Any]:
     """Return the arguments of the random checkpoint, written below ``cache_dir`` if needed."""
-    folder = Path(cache_dir) / f"act_policy-tiny-{VERSION}"
-    if not (folder / "model.safetensors").is_file():
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=".act_policy-", dir=cache_dir))
-        write(scratch)
-        try:
-            scratch.rename(folder)  # appears whole or not at all
-        except OSError:
-            if not (folder / "model.safetensors").is_file():  # else another process was faster
-                raise
-    return {"checkpoint_dir": str(folder)}
+    name = f"act_policy-tiny-{_version()}"
+    return {"checkpoint_dir": str(cached_folder(Path(cache_dir), name, write))}
+
+
+def _version() -> str:
+    """Return a name for the package's sources: edit them, and the checkpoint is written anew."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
 
 
 def write(folder: Path) -> None:

@@ -219,6 +219,9 @@ def _plugins() -> Iterator[Fact]:
 def _plugin_fact(record: Mapping[str, Any], when_broken: State) -> Fact:
     where = f"{record['dist']} {record['version']}"
     if record["status"] == "ok":
+        if others := record.get("conflicts_with"):
+            also = f"{where}; also offered by {' and '.join(others)}"
+            return Fact("plugins", record["id"], also, "note")
         return Fact("plugins", record["id"], where)
     state: State = "note" if record["status"] == "blocked" else when_broken
     return Fact("plugins", record["id"], f"{where}: {record['status']}: {record['error']}", state)

@@ -81,7 +81,7 @@ def open_engine(subject: Subject) -> Engine:
         from phyai.engine import Engine, EngineArgs
     setup = subject.setup
     with console.Waiting("loading weights") as progress:
-        return Engine(EngineArgs(setup.record.id, setup.args, setup.config), progress=progress)
+        return Engine(EngineArgs(setup.plugin, setup.args, setup.config), progress=progress)
 
 
 def base_workload(subject: Subject, engine: Engine | None = None) -> Workload:

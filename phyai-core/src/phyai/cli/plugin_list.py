@@ -31,14 +31,18 @@ def show(*, json: bool) -> None:
 
 def problems(records: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return one line per plugin that is broken or offered twice."""
-    lines = []
+    lines: list[str] = []
+    told: set[str] = set()
     for record in records:
         if record["status"] not in ("ok", "blocked"):
             lines.append(f"{record['id']} of {record['dist']}: {record['error']}")
-        if others := record.get("conflicts_with"):
+        others = record.get("conflicts_with")
+        if others and record["status"] != "blocked" and record["id"] not in told:
+            told.add(record["id"])
+            choices = [f"{dist}:{record['id']}" for dist in (record["dist"], *others)]
             lines.append(
-                f"{record['id']} is offered by {record['dist']} and {', '.join(others)}; "
-                f"choose {record['dist']}:{record['id']} or another."
+                f"{record['id']} is offered by {' and '.join((record['dist'], *others))}; "
+                f"choose {' or '.join(choices)}."
             )
     if any(record["traceback"] for record in records):
         lines.append("Tracebacks: phyai plugins --json")

@@ -147,7 +147,7 @@ def _execute(
 
     began = time.perf_counter()
     with console.Waiting("loading weights") as progress:
-        engine = Engine(EngineArgs(setup.record.id, setup.args, setup.config), progress=progress)
+        engine = Engine(EngineArgs(setup.plugin, setup.args, setup.config), progress=progress)
     with engine:
         outcome = run_report.Outcome(
             setup=setup,

@@ -29,9 +29,14 @@ DEVICES = ("auto", "cpu", "cuda")
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A plugin with everything an engine needs; ``sample`` is the preset's observation."""
+    """A plugin with everything an engine needs.
+
+    plugin: what an engine finds it by, as chosen: ``dist:id`` tells packages of one id apart.
+    sample: the preset's observation.
+    """
 
     record: PluginRecord
+    plugin: str
     manifest: AdapterManifest
     args: Any
     config: EngineConfig
@@ -74,6 +79,7 @@ def prepare(options: RunOptions) -> Setup:
         sample = load_function(preset.sample, record)(dict(merged))
     return Setup(
         record=record,
+        plugin=record.qualified_id if ":" in (options.plugin or "") else record.id,
         manifest=manifest,
         args=args,
         config=engine_config(options.device, dtype, options.settings),

@@ -54,7 +54,7 @@ def _compare(setup: Setup, noises: int) -> Parity:
     config = EngineConfig.from_env(setup.config)
     with console.Waiting(f"running {noises} noises twice") as progress:
         return against_reference(
-            setup.record.id, setup.args, config, request, noises=noises, progress=progress
+            setup.plugin, setup.args, config, request, noises=noises, progress=progress
         )
 
 

@@ -117,7 +117,11 @@ def api_version_fits(subject: Subject) -> None:
     for record in map(plugins.load, plugins.discover()):
         if record.id == wanted and record.status == "incompatible":
             raise Failure(record.error)
-    check_api(subject.manifest)
+    try:
+        manifest = subject.manifest
+    except PluginError as error:  # l0_can_be_selected says it
+        raise NotApplicable("the plugin cannot be selected") from error
+    check_api(manifest)
 
 
 def adapter_class_keeps_the_contract(subject: Subject) -> None:

@@ -17,7 +17,8 @@ from phyai.adapter import Adapter, draw_noise, observations
 from phyai.cache import Cache
 from phyai.errors import CheckpointError, RequestError
 from phyai.layers import Placement
-from phyai.models.minicpm_robot.args import MiniCPMRobotArgs, choose_dtype
+from phyai.models.minicpm.precision import choose_dtype
+from phyai.models.minicpm_robot.args import MiniCPMRobotArgs
 from phyai.models.minicpm_robot.checkpoint import MiniCPMRobotWeights
 from phyai.models.minicpm_robot.config import MiniCPMRobotConfig
 from phyai.models.minicpm_robot.network.denoiser import MiniCPMDenoiser

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 from phyai.adapter import AdapterArgs
-from phyai.errors import ConfigError, did_you_mean
+from phyai.errors import ConfigError
+from phyai.models.minicpm.precision import dtype_named
 from phyai.models.minicpm_robot.config import LIMITS, MiniCPMRobotConfig
 
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
-ALIASES = {"float32": "fp32", "bfloat16": "bf16"}
 MAX_TEXT_TOKENS = 8192
 # Accepted for the scripts of earlier versions; which kernel runs is the kernel policy's choice.
 GDN_BACKENDS = ("auto", "fla")
@@ -33,7 +32,9 @@ class MiniCPMRobotArgs(AdapterArgs):
         channels as they are), ``libero``, ``calvin`` or ``robotwin``; None = raw.
     embodiment_id: weight bank of rows that do not name theirs in option ``embodiment_id``; None =
         the contract's, else 0. A shared head ignores it.
-    precision: of the vision-language model, fp32 or bf16; None = the engine's params_dtype.
+    precision: of the vision-language model, fp32 or bf16; None = the engine's params_dtype. Norm
+        statistics, decays, the recurrent states, rotary angles, softmax, the tables over steps
+        and the solver variable are float32 in both.
     action_params_dtype: of the action head, torch.float32 or torch.bfloat16 or their names; None =
         float32 in every precision, as released.
     tokenizer: folder or file of the tokenizer; None = the checkpoint's.
@@ -107,7 +108,7 @@ class MiniCPMRobotArgs(AdapterArgs):
         """Return the dtype of the action head.  Raises: ConfigError."""
         value = self.action_params_dtype
         name = "fp32" if value is None else str(value).removeprefix("torch.")
-        dtype = PRECISIONS.get(ALIASES.get(name, name))
+        dtype = dtype_named(name)
         if dtype is None:
             raise ConfigError(
                 f"MiniCPMRobotArgs.action_params_dtype must be float32 or bfloat16; got {value!r}."
@@ -128,27 +129,3 @@ class MiniCPMRobotArgs(AdapterArgs):
             raise ConfigError(
                 f"MiniCPMRobotArgs.{name} must be a finite number > 0; got {value!r}."
             )
-
-
-def choose_dtype(precision: str | None, engine_dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of the vision-language model, by name or else the engine's.
-
-    Norm statistics, decays, the recurrent states, rotary angles, softmax, the tables over steps
-    and the solver variable are float32 in both.
-    Raises: ConfigError for an unknown name or a dtype there is no policy for.
-    """
-    if precision is not None:
-        dtype = PRECISIONS.get(ALIASES.get(precision, precision))
-        if dtype is None:
-            known = sorted([*PRECISIONS, *ALIASES])
-            raise ConfigError(
-                f"precision must be one of {', '.join(known)}; got {precision!r}."
-                + did_you_mean(precision, known)
-            )
-        return dtype
-    if engine_dtype not in PRECISIONS.values():
-        raise ConfigError(
-            f"params_dtype must be float32 or bfloat16 for this model; got {engine_dtype}. "
-            "Set config.device.params_dtype or precision."
-        )
-    return engine_dtype

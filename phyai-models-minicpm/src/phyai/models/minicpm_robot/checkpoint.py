@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from phyai.errors import CheckpointError, ShapeMismatch
+from phyai.errors import ShapeMismatch
+from phyai.models.minicpm.weights import FiniteSource
 from phyai.models.minicpm_robot.config import MiniCPMRobotConfig
 from phyai.models.minicpm_robot.names import EMBEDDING, LM_HEAD, renaming
 from phyai.services import Progress
 from phyai.weights import (
     LoadReport,
     Region,
-    TensorInfo,
     TensorSource,
     load_pretrained,
     open_source,
@@ -108,35 +107,3 @@ def _equal(source: TensorSource, one: str, other: str) -> bool:
         if not torch.equal(source.read(one, part), source.read(other, part)):
             return False
     return True
-
-
-class FiniteSource:
-    """A source that refuses tensors with NaN or infinity, such as those of a broken download.
-
-    Actions of such a checkpoint are NaN, or worse: wrong where a norm or a maximum hides it.
-    trusted: names that are not looked at.
-    """
-
-    def __init__(self, inner: TensorSource, trusted: frozenset[str] | None = None) -> None:
-        self.inner, self.trusted = inner, trusted or frozenset()
-        self.stays_valid = getattr(inner, "stays_valid", False)
-
-    @property
-    def label(self) -> str:
-        return self.inner.label
-
-    def infos(self) -> Mapping[str, TensorInfo]:
-        return self.inner.infos()
-
-    def read(self, name: str, region: Region | None = None) -> Tensor:
-        """Return the tensor; CheckpointError when it is not finite."""
-        tensor = self.inner.read(name, region)
-        if name in self.trusted or not tensor.is_floating_point():
-            return tensor
-        # One pass without a mask: a sum is finite exactly when no entry is NaN or infinite.
-        if not bool(torch.isfinite(tensor.sum(dtype=torch.float64))):
-            raise CheckpointError(
-                f"tensor {name!r} of {self.label} must be finite; got NaN or infinity. "
-                "Download the checkpoint again."
-            )
-        return tensor

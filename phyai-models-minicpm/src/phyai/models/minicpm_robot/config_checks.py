@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ def check_config(config: MiniCPMRobotConfig) -> None:
     """Raise ConfigError, naming the field, unless the sizes work together."""
     for part in (config.vision, config.text, config.head, config):
         _check_integers(part)
+        _check_others(part)
     _check_layers(config)
     for problem in (*_text(config.text), *_head(config.head), *_whole(config)):
         if problem:
@@ -44,10 +46,36 @@ def _check_integers(part: object) -> None:
             )
 
 
+def _check_others(part: object) -> None:
+    """Check fields that hold one number with a point, or a switch."""
+    for field in fields(part):  # type: ignore[arg-type]
+        value = getattr(part, field.name)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if field.type == "float" and not (number and 0 < value < math.inf):
+            raise ConfigError(
+                f"{field.name} must be a finite number above 0; got {value!r}. Correct config.json."
+            )
+        if field.type == "bool" and not isinstance(value, bool):
+            raise ConfigError(
+                f"{field.name} must be true or false; got {value!r}. Correct config.json."
+            )
+
+
 def _check_layers(config: MiniCPMRobotConfig) -> None:
     from phyai.models.minicpm_robot.config import FULL, LINEAR
 
     text = config.text
+    section: object = text.mrope_section
+    if not isinstance(section, tuple) or len(section) != 3 or not all(map(_is_count, section)):
+        raise ConfigError(
+            f"mrope_section must be three integers of at least 0; got {section!r}. "
+            "Correct config.json."
+        )
+    types: object = text.layer_types
+    if not isinstance(types, tuple) or not all(isinstance(kind, str) for kind in types):
+        raise ConfigError(
+            f"layer_types must be a list of names; got {types!r}. Correct config.json."
+        )
     if len(text.layer_types) != text.num_hidden_layers or set(text.layer_types) - {LINEAR, FULL}:
         raise ConfigError(
             f"layer_types must name {LINEAR} or {FULL} for each of the {text.num_hidden_layers} "
@@ -55,11 +83,18 @@ def _check_layers(config: MiniCPMRobotConfig) -> None:
         )
 
 
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_SIZE
+
+
 def _text(text: TextSizes) -> Iterator[str]:
     yield _multiple("num_attention_heads", text.num_attention_heads,
                     "num_key_value_heads", text.num_key_value_heads)  # fmt: skip
     yield _multiple("linear_num_value_heads", text.linear_num_value_heads,
                     "linear_num_key_heads", text.linear_num_key_heads)  # fmt: skip
+    if not text.partial_rotary_factor <= 1:
+        yield f"partial_rotary_factor must be at most 1; got {text.partial_rotary_factor}"
+        return
     if not 2 <= text.rotary_dim <= text.head_dim or text.rotary_dim % 2:
         yield (
             f"partial_rotary_factor must leave an even number of rotating dims of {text.head_dim}; "

@@ -22,8 +22,8 @@ from phyai.models.minicpm_robot.config import (
     TextSizes,
     VisionSizes,
 )
-from phyai.models.minicpm_robot.names import BANK, SHARED, Remap, renaming
-from phyai.weights import tensor_index
+from phyai.models.minicpm_robot.names import BANK, SHARED, renaming
+from phyai.weights import Remap, tensor_index
 
 CONFIG_FILE = "config.json"
 HEAD = "action_head"
@@ -38,6 +38,7 @@ _SETTLED_TOP = {"merge_kernel_size": ([2, 2],), "merger_times": (1,),
 _SETTLED_TEXT = {"hidden_act": ("silu",), "attention_bias": (False,), "attn_output_gate": (True,)}
 _SETTLED_VISION = {"hidden_act": ("gelu_pytorch_tanh",), "window_kernel_size": ([2, 2],)}
 _SETTLED_ROPE = {"rope_type": ("default",)}
+_ROPE = ("rope_theta", "partial_rotary_factor", "mrope_section")
 _SETTLED_HEAD = {"proprio_inject": ("concat",), "prediction_type": ("clean_action",)}
 _SETTLED_DIT = {"interleave_self_attention": (True,), "norm_type": ("ada_norm",),
                 "positional_embeddings": (None,), "attention_bias": (True,),
@@ -124,17 +125,15 @@ def _text_sizes(path: Path, data: Mapping[str, Any]) -> TextSizes:
             "Correct the file."
         )
     _check_settled(path, "text_config.rope_parameters.", rope, _SETTLED_ROPE)
-    values.update(
-        {k: rope[k] for k in ("rope_theta", "partial_rotary_factor", "mrope_section") if k in rope}
-    )
-    if "mrope_section" in values:
-        values["mrope_section"] = tuple(values["mrope_section"])
+    values.update({k: rope[k] for k in _ROPE if rope.get(k) is not None})
     layers = values.get("num_hidden_layers", TextSizes().num_hidden_layers)
     every = data.get("full_attention_interval", FULL_EVERY)
     if "layer_types" not in values and isinstance(layers, int) and isinstance(every, int):
         types = [FULL if (i + 1) % max(every, 1) == 0 else LINEAR for i in range(layers)]
         values["layer_types"] = types
-    values["layer_types"] = tuple(values.get("layer_types", ()))
+    for name in ("layer_types", "mrope_section"):
+        if isinstance(values.get(name), list):  # the checks of the config refuse anything else
+            values[name] = tuple(values[name])
     return TextSizes(**values)
 
 

@@ -1,15 +1,17 @@
 """Tensor names: every naming family of the checkpoints, as the modules claim them.
 
 Modules claim the released names ``vlm.{llm,vpm,vit_merger,resampler}.*`` and ``action_head.*``.
-Transformers' names of the vision-language model mean the same tensors.
+Transformers' names of the vision-language model, below ``vlm.`` or by themselves, mean the same
+tensors.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-Remap = Callable[[str], "str | None"] | Mapping[str, str] | None
+from phyai.models.minicpm.weights import remapper
+from phyai.weights import Remap
 
 EMBEDDING = "vlm.llm.model.embed_tokens.weight"
 LM_HEAD = "vlm.llm.lm_head.weight"
@@ -20,6 +22,7 @@ SHARED = re.compile(r"action_head\.action_(?:encoder|decoder)\.\w+\.(?:weight|bi
 # Wrappers of distributed training, and of the trainer whose model holds the policy.
 _WRAPPED = re.compile(r"^(?:module\.)+")
 _TRAINER = re.compile(r"^model\.(?=(?:vlm|action_head)\.)")
+_BARE = re.compile(r"^(?=model\.(?:language_model|vision_tower|merger)\.|lm_head\.)")
 # Order matters: the merger stands inside the tower.
 _FAMILY = (
     ("vlm.model.language_model.", "vlm.llm.model."),
@@ -44,7 +47,7 @@ def released_name(name: str) -> str | None:
     >>> released_name("vlm.mtp.layers.0.norm.weight") is None
     True
     """
-    name = _TRAINER.sub("", _WRAPPED.sub("", name))
+    name = _BARE.sub("vlm.", _TRAINER.sub("", _WRAPPED.sub("", name)))
     if _UNUSED.search(name):
         return None
     for old, new in _FAMILY:
@@ -59,15 +62,10 @@ def renaming(remap: Remap) -> Callable[[str], str | None]:
     >>> renaming({"policy.": ""})("policy.action_head.future_tokens.weight")
     'action_head.future_tokens.weight'
     """
-    if remap is None:
-        return released_name
+    before = remapper(remap)
 
     def rename(name: str) -> str | None:
-        if callable(remap):
-            changed = remap(name)
-            return None if changed is None else released_name(changed)
-        for old, new in remap.items():
-            name = name.replace(old, new)
-        return released_name(name)
+        changed = before(name)
+        return None if changed is None else released_name(changed)
 
     return rename

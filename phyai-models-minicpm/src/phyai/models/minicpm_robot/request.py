@@ -30,7 +30,8 @@ class MiniCPMRobotRequest:
     input_ids: int64 [B, S], image tokens included.  attention_mask: int64 [B, S], 0 for padding on
         either side; None = no padding.
     pixel_values: float [1, 3, 14, 14 * N], the strip of all images' patches, row after row.
-    target_sizes: int [images, 2], rows and columns of patches of each image.
+    target_sizes: int [images, 2], rows and columns of patches of each image. Both None = prompts
+        without images.
     vl_embs: float [B, S, W] instead of the three above: the decoder's output, for the head alone;
         ``attention_mask`` says which of its tokens count.
     state: float [B, D] or [B, 1, D].  noise: float [B, H, A], None = fresh (from ``seed`` when
@@ -104,7 +105,10 @@ def assemble(
     own = {
         "token_len": torch.tensor([row.length for row in rows]),
         "state": torch.stack([row.state for row in rows]),
-        "embodiment": torch.tensor([row.embodiment for row in rows]),
+        # A shared head ignores ids, so they may be any integers, also ones no tensor can hold.
+        "embodiment": torch.tensor(
+            [0 if config.head.shared_head else row.embodiment for row in rows]
+        ),
         "noise.action": torch.stack([row.noise for row in rows]),
     }
     alone = rows[0].features is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -82,8 +83,6 @@ def _prompts(config: MiniCPMRobotConfig, request: MiniCPMRobotRequest) -> list[P
 def _without_images(
     config: MiniCPMRobotConfig, request: MiniCPMRobotRequest
 ) -> MiniCPMRobotRequest:
-    from dataclasses import replace
-
     vision = config.vision
     strip = torch.zeros(1, vision.num_channels, vision.patch_size, 0)
     return replace(request, pixel_values=strip, target_sizes=torch.zeros(0, 2, dtype=torch.int64))

@@ -16,14 +16,16 @@ from phyai.adapter import Adapter, observations
 from phyai.cache import Cache
 from phyai.errors import ConfigError, RequestError
 from phyai.layers import Placement
-from phyai.models.minicpm_robot_track.args import MiniCPMRobotTrackArgs, choose_dtype
+from phyai.models.minicpm.precision import choose_dtype
+from phyai.models.minicpm.text import TOKENIZER
+from phyai.models.minicpm_robot_track.args import MiniCPMRobotTrackArgs
 from phyai.models.minicpm_robot_track.checkpoint import TrackWeights
 from phyai.models.minicpm_robot_track.config import ACTION_NAMES, MiniCPMRobotTrackConfig
 from phyai.models.minicpm_robot_track.network.head import TrajectoryHead
 from phyai.models.minicpm_robot_track.network.plan import Shape
 from phyai.models.minicpm_robot_track.network.policy import TrackPolicy
 from phyai.models.minicpm_robot_track.observed import CAMERA, camera_frames, given_features
-from phyai.models.minicpm_robot_track.prompts import TOKENIZER, PromptTokenizer
+from phyai.models.minicpm_robot_track.prompts import PromptTokenizer
 from phyai.models.minicpm_robot_track.request import (
     HostRow,
     MiniCPMRobotTrackRequest,

@@ -8,14 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from phyai.adapter import AdapterArgs
-from phyai.errors import ConfigError, did_you_mean
+from phyai.errors import ConfigError
 from phyai.models.minicpm_robot_track.config import LIMITS, MiniCPMRobotTrackConfig
-
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
-ALIASES = {"float32": "fp32", "bfloat16": "bf16"}
 
 
 @dataclass
@@ -96,25 +91,3 @@ class MiniCPMRobotTrackArgs(AdapterArgs):
                 "MiniCPMRobotTrackArgs.velocity_limits must be two finite numbers > 0, m/s and "
                 f"rad/s; got {limits!r}. Use (0.15, 0.3), or leave it out."
             )
-
-
-def choose_dtype(precision: str | None, engine_dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of the backbone and the towers, by name or else the engine's.
-
-    Raises: ConfigError for an unknown name or a dtype there is no policy for.
-    """
-    if precision is not None:
-        dtype = PRECISIONS.get(ALIASES.get(precision, precision))
-        if dtype is None:
-            known = sorted([*PRECISIONS, *ALIASES])
-            raise ConfigError(
-                f"precision must be one of {', '.join(known)}; got {precision!r}."
-                + did_you_mean(precision, known)
-            )
-        return dtype
-    if engine_dtype not in PRECISIONS.values():
-        raise ConfigError(
-            f"params_dtype must be float32 or bfloat16 for this model; got {engine_dtype}. "
-            "Set config.device.params_dtype or precision."
-        )
-    return engine_dtype

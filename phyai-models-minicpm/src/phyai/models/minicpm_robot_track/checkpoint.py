@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from phyai.errors import CheckpointError, WeightUpdateError
+from phyai.models.minicpm.weights import FiniteSource, remapper
 from phyai.models.minicpm_robot_track.config import MiniCPMRobotTrackConfig
 from phyai.models.minicpm_robot_track.vision import (
-    FiniteSource,
     VisionTowers,
     load_towers,
     tower_update_name,
 )
 from phyai.services import Progress
-from phyai.weights import LoadReport, Remap, TensorSource, load_pretrained, open_source, randomize
+from phyai.weights import LoadReport, TensorSource, load_pretrained, open_source, randomize
 
 if TYPE_CHECKING:
     from phyai.models.minicpm_robot_track.args import MiniCPMRobotTrackArgs
@@ -65,7 +65,7 @@ class TrackWeights:
         self, config: MiniCPMRobotTrackConfig, args: MiniCPMRobotTrackArgs, source: Path | None
     ) -> None:
         self.config, self.args, self.source = config, args, source
-        self._before = _callable(args.weight_remap)
+        self._before = remapper(args.weight_remap)
 
     def name(self, stored: str) -> str | None:
         """Return the claimed name of a stored tensor, None for one nobody reads."""
@@ -145,7 +145,9 @@ class TrackWeights:
         """Return what is wrong with a stored output scale, which must be the config's; or ""."""
         if not self._is_scale(stored):
             return ""
-        want = torch.tensor(self.config.output_scale)
+        # a file in low precision holds the rounded scale
+        stored_as = tensor.dtype if tensor.is_floating_point() else torch.float32
+        want = torch.tensor(self.config.output_scale).to(stored_as).float()
         got = tensor.detach().float().cpu().flatten()
         if torch.equal(got, want):
             return ""
@@ -153,17 +155,3 @@ class TrackWeights:
             f"{stored!r} of {where} must be {want.tolist()}, as xy_scale of the config says; got "
             f"{got.tolist()[:8]}. Correct the config."
         )
-
-
-def _callable(remap: Remap) -> Callable[[str], str | None]:
-    """Return the caller's own renaming as a function."""
-    if callable(remap):
-        return remap
-    pairs = tuple(remap.items()) if isinstance(remap, Mapping) else ()
-
-    def replace(name: str) -> str:
-        for old, new in pairs:
-            name = name.replace(old, new)
-        return name
-
-    return replace

@@ -78,6 +78,11 @@ class BackboneSizes:
                 "backbone_config.num_attention_heads must be a multiple of num_key_value_heads; "
                 f"got {self.num_attention_heads} and {self.num_key_value_heads}. Correct them."
             )
+        if self.short_factor and self.original_max_position_embeddings < 2:
+            raise ConfigError(
+                "backbone_config rope original_max_position_embeddings must be at least 2; got "
+                f"{self.original_max_position_embeddings}. Correct rope_scaling."
+            )
         if self.head_dim % 2:
             raise ConfigError(
                 f"backbone_config.head_dim must be even to rotate; got {self.head_dim}. Correct it."

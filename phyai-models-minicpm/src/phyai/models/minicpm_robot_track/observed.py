@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from phyai.errors import RequestError, did_you_mean
+from phyai.models.minicpm.frames import MAX_SIDE, Pixels, frame_array, frame_levels
 from phyai.models.minicpm_robot_track.config import MiniCPMRobotTrackConfig
 from phyai.models.minicpm_robot_track.vision import resize
 from phyai.request_values import checked, host_tensor
 from phyai.types import Observation
 
 CAMERA = "front"
-MIN_SIDE, MAX_SIDE, MAX_ASPECT = 2, 8192, 200
-_RANGE_SLACK = 1e-5  # float images may overshoot [0, 1] by rounding
-
-Frames: TypeAlias = NDArray[np.uint8]
+MIN_SIDE, MAX_ASPECT = 2, 200
 
 
 def most_frames(config: MiniCPMRobotTrackConfig) -> int:
@@ -91,15 +88,10 @@ def _lifted(name: str, value: Any, dims: int) -> Tensor:
     return tensor[None] if tensor.ndim == dims - 1 else tensor
 
 
-def _frames(value: Any, most: int) -> Frames:
+def _frames(value: Any, most: int) -> Pixels:
     """Return uint8 [N, height, width, 3]."""
-    array = _array(value)
+    array = frame_array(CAMERA, value)
     floating = array.dtype.kind == "f"
-    if array.dtype != np.uint8 and not floating:
-        raise RequestError(
-            f"image of camera {CAMERA!r} must be uint8, or float in [0, 1]; got dtype "
-            f"{array.dtype}. Convert it."
-        )
     shape = list(array.shape)
     if array.ndim == 3:
         array = array[None]
@@ -117,35 +109,4 @@ def _frames(value: Any, most: int) -> Frames:
             f"{MAX_ASPECT} times the other; got {array.shape[1]} x {array.shape[2]}. Check the "
             "camera."
         )
-    return _levels(array) if floating else array
-
-
-def _levels(array: NDArray[Any]) -> Frames:
-    """Return float images in [0, 1] as the nearest levels of uint8."""
-    low, high = float(array.min()), float(array.max())
-    if not (np.isfinite(low) and np.isfinite(high)):
-        raise RequestError(
-            f"image of camera {CAMERA!r} must be finite; got NaN or infinity. Check the camera."
-        )
-    if low < -_RANGE_SLACK or high > 1.0 + _RANGE_SLACK:
-        raise RequestError(
-            f"float image of camera {CAMERA!r} must lie in [0, 1]; got [{low:g}, {high:g}]. Send "
-            "uint8, or divide by 255."
-        )
-    levels = np.rint(np.clip(array, 0.0, 1.0).astype(np.float64) * 255.0)
-    return np.asarray(levels, dtype=np.uint8)
-
-
-def _array(value: Any) -> NDArray[Any]:
-    """Return what a caller calls an array, sharing no memory with it."""
-    name = f"image of camera {CAMERA!r}"
-    if isinstance(value, Tensor):
-        tensor = host_tensor(name, value)
-        value = (tensor.float() if tensor.is_floating_point() else tensor).numpy(force=True)
-    try:
-        return np.array(value)
-    except Exception as error:  # anything an array-like's own conversion raises
-        raise RequestError(
-            f"{name} must be an array of one shape; got {type(value).__name__} ({error}). Convert "
-            "it."
-        ) from error
+    return frame_levels(CAMERA, array)

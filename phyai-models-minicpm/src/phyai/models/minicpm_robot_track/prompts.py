@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from phyai.errors import CheckpointError, CheckpointNotFound, RequestError
 from phyai.json_files import read_json_object
-
-TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
-MAX_TOKEN_CHARS = 256
-"""More characters than any token of a text vocabulary stands for."""
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+from phyai.models.minicpm.text import (
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    check_plain,
+    check_prompt,
+    encoded,
+    open_tokenizer,
+    special_tokens,
+)
 
 
 def tokenizer_file(source: Path) -> Path:
@@ -41,23 +43,11 @@ class PromptTokenizer:
 
         Raises: CheckpointNotFound, or CheckpointError for a broken file.
         """
-        from tokenizers import Tokenizer
-
         self.path = path = tokenizer_file(path)
-        try:
-            self._tokenizer: Any = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing narrower
-            raise CheckpointError(
-                f"{path} must be a readable tokenizer; got {error}. Download it again."
-            ) from error
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._tokenizer = open_tokenizer(path)
         self.vocab_size, self.max_tokens = vocab_size, max_tokens
-        self._special = tuple(
-            token.content for token in self._tokenizer.get_added_tokens_decoder().values()
-            if token.special
-        )  # fmt: skip
-        self._start = _start_token(path.parent / SETTINGS, self._tokenizer)
+        self._special = special_tokens(self._tokenizer)
+        self._start = _start_token(path.parent / TOKENIZER_CONFIG, self._tokenizer)
 
     def encode(self, prompt: Any) -> Tensor:
         """Return the ids of an instruction, int64 [S].
@@ -65,22 +55,8 @@ class PromptTokenizer:
         Raises: RequestError for anything but plain text that fits.
         """
         text = check_prompt(prompt)
-        if len(text) > self.max_tokens * MAX_TOKEN_CHARS:  # minutes of work for nothing
-            raise RequestError(
-                f"prompt must fit into {self.max_tokens} tokens; got {len(text):,} characters. "
-                "Shorten it."
-            )
-        held = next((token for token in self._special if token in text), None)
-        if held is not None:
-            raise RequestError(
-                f"prompt must be plain text; got the control token {held!r}. Remove it."
-            )
-        try:
-            ids = list(self._tokenizer.encode(text).ids)
-        except Exception as error:  # the library raises nothing narrower
-            raise RequestError(
-                f"prompt must be text the tokenizer can encode; got {error}. Reword it."
-            ) from error
+        check_plain(text, self._special, self.max_tokens)
+        ids = encoded(self._tokenizer, text)
         if self._start is not None:
             token, wanted = self._start
             if wanted and ids[:1] != [token]:
@@ -117,24 +93,3 @@ def _start_token(path: Path, tokenizer: Any) -> tuple[int, bool] | None:
             f"bos_token in {path} must be in the tokenizer; got {text!r}. Download both again."
         )
     return int(found), wanted
-
-
-def check_prompt(prompt: Any) -> str:
-    """Return the instruction.  Raises: RequestError for anything but text with a word in it."""
-    if isinstance(prompt, np.ndarray) and prompt.ndim == 0:
-        prompt = prompt.item()
-    if not isinstance(prompt, str):
-        raise RequestError(
-            f"prompt must be a string; got {type(prompt).__name__}. Send the instruction as text."
-        )
-    if not prompt.strip():
-        raise RequestError(
-            f"prompt must not be empty; got {prompt!r}. Send the instruction, such as "
-            "'Follow the target person.'"
-        )
-    if not prompt.isascii() and _LONE_SURROGATE.search(prompt):
-        raise RequestError(
-            "prompt must be valid Unicode text; got a lone surrogate. Decode it with the right "
-            "encoding."
-        )
-    return prompt

@@ -51,6 +51,9 @@ class HostRow:
 
     tokens int64 [S]; frames uint8 [N, 3, side, side], or features: coarse float32 [N, c, C] of all
     new frames and fine float32 [f, C] of the newest; times int64 [history + 1].
+
+    >>> HostRow(torch.tensor([1, 5]), torch.arange(32), coarse=torch.zeros(3, 4, 1536)).count
+    3
     """
 
     tokens: Tensor

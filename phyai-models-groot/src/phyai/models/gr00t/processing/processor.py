@@ -188,7 +188,8 @@ class Processor:
             if self._default is None:
                 raise RequestError(
                     f"embodiment must be named: this checkpoint has {', '.join(self.tags())}; got "
-                    'none. Send option "embodiment", or start with embodiment=TAG.'
+                    'none. Send option "embodiment", or start with argument embodiment=TAG '
+                    "(--arg embodiment=TAG)."
                 )
             return self._robots[self._default]
         return self._robots[resolve_tag(embodiment, self._robots, self._refused)]

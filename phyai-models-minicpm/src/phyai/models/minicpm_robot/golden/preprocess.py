@@ -19,9 +19,10 @@ from torch import Tensor
 from phyai.errors import CheckpointError
 from phyai.golden import Comparison, GoldenRun, absolute, exact, unknown
 from phyai.json_files import read_json_object
+from phyai.models.minicpm.frames import Pixels, resize
 from phyai.models.minicpm_robot.config import MiniCPMRobotConfig
 from phyai.models.minicpm_robot.golden.cases import Case
-from phyai.models.minicpm_robot.processing.images import Pixels, patch_rows, resize, strip
+from phyai.models.minicpm_robot.processing.images import patch_rows, strip
 from phyai.models.minicpm_robot.processing.settings import ImageSettings
 from phyai.models.minicpm_robot.processing.slicing import plan_views
 

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from phyai.errors import CheckpointError
-from phyai.models.minicpm_robot.names import BANK, SHARED
+from phyai.models.minicpm_robot.names import BANK, SHARED, released_name
 from phyai.weights import SafetensorsSource, open_source, save_safetensors
 
 _KEPT: list[tempfile.TemporaryDirectory[str]] = []
@@ -24,10 +24,15 @@ def shared_root(root: Path) -> Path:
     """
     source = open_source(root)
     infos = source.infos()
-    if any(SHARED.fullmatch(name) for name in infos):
+    if any(map(_is_shared, infos)):
         return root
     override = _override(root)
-    tensors = {name: source.read(name).clone() for name in infos if not BANK.fullmatch(name)}
+    # By their released names: the folder's tensors may be stored under the names of a wrapper.
+    tensors = {
+        released: source.read(name).clone()
+        for name in infos
+        if (released := released_name(name)) is not None and not BANK.fullmatch(released)
+    }
     tensors.update({name: override.read(name).clone() for name in override.infos()})
     kept = tempfile.TemporaryDirectory(prefix="phyai-golden-")
     _KEPT.append(kept)
@@ -37,12 +42,17 @@ def shared_root(root: Path) -> Path:
     return folder
 
 
+def _is_shared(name: str) -> bool:
+    released = released_name(name)
+    return released is not None and SHARED.fullmatch(released) is not None
+
+
 def _override(root: Path) -> SafetensorsSource:
     for path in sorted(root.glob("*.safetensors")):
         if path.name.startswith(("case_", "track_")):
             continue
         source = SafetensorsSource([path])
-        if any(SHARED.fullmatch(name) for name in source.infos()):
+        if any(map(_is_shared, source.infos())):
             return source
     raise CheckpointError(
         f"golden set {root} must hold the tensors of a shared action head for its cases without "

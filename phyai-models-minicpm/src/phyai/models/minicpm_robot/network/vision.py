@@ -7,17 +7,17 @@ Patches are in merge order (see ``vision_layout``), so both mergers are views.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from phyai.layers import LayerNorm, Linear, Placement
+from phyai.models.minicpm.weights import PatchWeight
 from phyai.models.minicpm_robot.config import MiniCPMRobotConfig, VisionSizes
 from phyai.models.minicpm_robot.network.vision_layout import WINDOW, Segments, VisionLayout
 from phyai.timers import Profile
-from phyai.weights import Loader, claim
+from phyai.weights import claim
 
 VLM = "vlm"
 """Prefix of the tower's tensors in a checkpoint."""
@@ -26,19 +26,6 @@ LAST_EPS = 1e-6
 """Of the norm in the last merger."""
 
 Record: TypeAlias = Callable[[str, Tensor], None]
-
-
-@dataclass(frozen=True)
-class PatchWeight(Loader):
-    """A convolution's weight [out, C, p, p] as a matrix [out, C * p * p]."""
-
-    kernel: tuple[int, ...]
-
-    def shape(self, param: Tensor, shard_id: int | None) -> tuple[int, ...]:
-        return (param.shape[0], *self.kernel)
-
-    def copy(self, param: Tensor, tensor: Tensor, shard_id: int | None) -> None:
-        param.copy_(tensor.reshape(param.shape))
 
 
 class SelfAttention(nn.Module):

@@ -20,6 +20,9 @@ from phyai.models.minicpm_robot.ops.reference import NORM_EPS, check_heads
 CHUNK = 64
 LEAST = -87.0
 """Exponents below it are taken as it: exp would return subnormal numbers, slowly."""
+LEAST_LOG = -1e4
+"""Decays below it are taken as it: all of them forget everything, and infinite ones have no
+difference."""
 
 
 def gated_delta_rule(
@@ -43,9 +46,9 @@ def gated_delta_rule(
     sides = [(x.transpose(1, 2), _unit(x)) for x in (k, q)]
     sides[1][1].mul_(dim**-0.5)
     values, out = v.transpose(1, 2), torch.empty_like(v, memory_format=torch.contiguous_format)
-    logs = g.transpose(1, 2).reshape(-1, tokens).double()
-    rates = beta.transpose(1, 2).reshape(-1, tokens, 1).float()
-    held = None if state is None else state.float().reshape(-1, dim, width)
+    logs = g.transpose(1, 2).reshape(rows * heads, tokens).double().clamp(min=LEAST_LOG)
+    rates = beta.transpose(1, 2).reshape(rows * heads, tokens, 1).float()
+    held = None if state is None else state.float().reshape(rows * heads, dim, width)
     size = min(CHUNK, tokens)
     past = torch.ones(size, size, dtype=torch.float32, device=v.device).tril()
     for start in range(0, tokens, CHUNK):
@@ -62,7 +65,7 @@ def gated_delta_rule(
             group,
             final or not last,
         )
-        out[:, span] = read.view(rows, heads, -1, width).transpose(1, 2)
+        out[:, span] = read.view(rows, heads, read.shape[1], width).transpose(1, 2)
     if final and held is None:  # no token at all
         held = v.new_zeros(rows * heads, dim, width, dtype=torch.float32)
     return out, held.view(rows, heads, dim, width) if final and held is not None else None

@@ -5,8 +5,7 @@ A preset's builder returns arguments of MiniCPMRobotArgs; see ``phyai.manifest.P
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phyai import hub
-from phyai.built_folder import cached_folder
+from phyai.models.minicpm import tiny
+from phyai.models.minicpm.tiny import Progress, told, versioned_folder
 from phyai.models.minicpm_robot.config import MiniCPMRobotConfig
 from phyai.models.minicpm_robot.presets import tiny_checkpoint, tiny_tokenizer, tiny_weights
 from phyai.models.minicpm_robot.presets.sample_scene import PROMPT, sample_frame
@@ -26,8 +26,8 @@ from phyai.models.minicpm_robot.processing.contracts import RobotContract, find_
 from phyai.models.minicpm_robot.processing.rotations import to_rotation6d
 from phyai.types import Observation
 
-Progress = Callable[[int, int, str], None] | None
-
+MODULES = (tiny, tiny_checkpoint, tiny_tokenizer, tiny_weights)
+"""What the folders are written by."""
 SEED = 0
 CONTRACT = "libero"
 _RAW_CAMERAS = ("front", "wrist")
@@ -36,15 +36,8 @@ _POSITION = (0.45, 0.0, 0.25)
 
 def tiny_minicpm_robot(cache_dir: Path, progress: Progress = None) -> dict[str, Any]:
     """Return the arguments of the tiny checkpoint, built below ``cache_dir`` if needed."""
-
-    def build(folder: Path) -> None:
-        if progress is not None:
-            progress(0, 1, "building the tiny MiniCPM-Robot checkpoint")
-        write_tiny_checkpoint(folder)
-        if progress is not None:
-            progress(1, 1, "built the tiny MiniCPM-Robot checkpoint")
-
-    folder = _cached(cache_dir, "tiny-minicpm-robot", build)
+    build = told(write_tiny_checkpoint, "the tiny MiniCPM-Robot checkpoint", progress)
+    folder = versioned_folder(cache_dir, "tiny-minicpm-robot", build, MODULES)
     return {"checkpoint_dir": str(folder), "contract": CONTRACT}
 
 
@@ -53,7 +46,8 @@ def full_random_minicpm_robot(cache_dir: Path, progress: Progress = None) -> dic
 
     As released, the vision-language model is bfloat16 and the action head float32.
     """
-    folder = _cached(cache_dir, "released-inputs-minicpm-robot", write_released_inputs)
+    name = "released-inputs-minicpm-robot"
+    folder = versioned_folder(cache_dir, name, write_released_inputs, MODULES)
     return {
         "checkpoint_dir": None,
         "processor_dir": str(folder),
@@ -89,11 +83,3 @@ def _config(args: Mapping[str, Any]) -> MiniCPMRobotConfig:
     if checkpoint is None:
         return MiniCPMRobotConfig()
     return MiniCPMRobotConfig.from_folder(hub.resolve(checkpoint, revision=args.get("revision")))
-
-
-def _cached(cache_dir: Path, name: str, build: Callable[[Path], None]) -> Path:
-    """Return a folder named after what is written: a change of the sources is a new version."""
-    modules = (tiny_checkpoint, tiny_tokenizer, tiny_weights)
-    source = b"".join(Path(str(module.__file__)).read_bytes() for module in modules)
-    version = hashlib.sha256(source).hexdigest()[:12]
-    return cached_folder(Path(cache_dir), f"{name}-{version}", build)

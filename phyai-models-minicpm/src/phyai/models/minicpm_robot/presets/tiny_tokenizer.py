@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from phyai.models.minicpm.tiny import added_token, byte_characters
+
 PAD, IMAGE = "<|endoftext|>", "<|image_pad|>"
 CONTROL = {
     PAD: 0,
@@ -73,24 +75,28 @@ def tiny_tokenizer(first_control: int = TINY_FIRST_CONTROL) -> dict[str, Any]:
 
     first_control: id of the first control token; the others keep their distance to it.
     """
-    space = _bytes()[ord(" ")]
+    shown = byte_characters()
+    space = shown[ord(" ")]
     merges: dict[tuple[str, str], None] = {}
     for word in _WORDS.split():
         for piece in (word, space + word):
             # Each word grows from its first character, so a word is found from the left.
             for end in range(1, len(piece)):
                 merges[piece[:end], piece[end]] = None
-    pieces = [*_bytes(), *("".join(merge) for merge in merges)]
+    pieces = [*shown, *("".join(merge) for merge in merges)]
     vocab = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
     assert len(vocab) <= min(first_control, TINY_FIRST_CONTROL)
     control = {token: first_control + offset for token, offset in CONTROL.items()}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
     byte_level["use_regex"] = True
+    added = [
+        added_token(token, index, special="think" not in token) for token, index in control.items()
+    ]
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_added(token, index) for token, index in control.items()],
+        "added_tokens": added,
         "normalizer": None,
         "pre_tokenizer": byte_level,
         "post_processor": None,
@@ -135,15 +141,3 @@ def write_tiny_tokenizer(folder: Path, first_control: int = TINY_FIRST_CONTROL) 
         text = json.dumps(data, ensure_ascii=False, indent=1)
         (folder / name).write_text(text, encoding="utf-8")
     (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
-
-
-def _added(token: str, index: int) -> dict[str, Any]:
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": index, "content": token, **flags, "special": "think" not in token}
-
-
-def _bytes() -> list[str]:
-    """Return the characters that byte-level tokenizers write bytes 0 to 255 as."""
-    shown = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    hidden = iter(range(0x100, 0x200))
-    return [chr(byte) if byte in shown else chr(next(hidden)) for byte in range(256)]

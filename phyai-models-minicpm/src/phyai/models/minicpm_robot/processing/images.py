@@ -11,20 +11,16 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from phyai.errors import RequestError
+from phyai.models.minicpm.frames import MAX_SIDE, Pixels, frame_array, frame_levels
 from phyai.models.minicpm_robot.processing.settings import ImageSettings
-from phyai.request_values import host_tensor
 
-Pixels: TypeAlias = NDArray[np.uint8]
 Size: TypeAlias = tuple[int, int]
 Grid: TypeAlias = tuple[int, int]
 
 CHANNELS = 3
-MAX_SIDE = 8192
-_RANGE_SLACK = 1e-5  # float images may overshoot [0, 1] by rounding
 
 
 def camera_frame(camera: str, value: Any) -> Pixels:
@@ -33,18 +29,13 @@ def camera_frame(camera: str, value: Any) -> Pixels:
     value: uint8 [height, width, 3], or float in [0, 1] of that shape or [3, height, width].
     Raises: RequestError naming the camera.
     """
-    array = _array(camera, value)
-    floating = array.dtype.kind == "f"
-    if array.dtype != np.uint8 and not floating:
-        raise RequestError(
-            f"image of camera {camera!r} must be uint8, or float in [0, 1]; got dtype "
-            f"{array.dtype}. Convert it."
-        )
+    array = frame_array(camera, value)
     if array.ndim != 3:
         raise RequestError(
             f"image of camera {camera!r} must be [height, width, 3]; got shape "
             f"{list(array.shape)}. Send one RGB frame."
         )
+    floating = array.dtype.kind == "f"
     if floating and array.shape[-1] != CHANNELS and array.shape[0] == CHANNELS:
         array = np.moveaxis(array, 0, -1)
     if array.shape[-1] != CHANNELS:
@@ -58,21 +49,7 @@ def camera_frame(camera: str, value: Any) -> Pixels:
             f"image of camera {camera!r} must have sides in [1, {MAX_SIDE}]; got {height} x "
             f"{width}. Check the camera."
         )
-    return np.ascontiguousarray(_levels(camera, array) if floating else array)
-
-
-def resize(image: Pixels, size: Size) -> Pixels:
-    """Return the image resized with Pillow's bicubic filter; one of ``size`` as it is.
-
-    size: (height, width).
-    """
-    if image.shape[:2] == size:
-        return image
-    from PIL import Image  # here: a server that only loads checkpoints needs no image library
-
-    height, width = size
-    resized = Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC)
-    return np.asarray(resized, dtype=np.uint8)
+    return np.ascontiguousarray(frame_levels(camera, array))
 
 
 def patch_rows(images: Sequence[Pixels], settings: ImageSettings) -> tuple[Tensor, list[Grid]]:
@@ -106,52 +83,3 @@ def strip(rows: Tensor) -> Tensor:
     side = round((rows.shape[1] // CHANNELS) ** 0.5)
     cut = rows.view(-1, CHANNELS, side, side)
     return cut.permute(1, 2, 0, 3).reshape(1, CHANNELS, side, -1)
-
-
-def rows_of_strip(values: Tensor, patch: int = 14) -> Tensor:
-    """Return the patch rows of the official layout; inverse of ``strip``.
-
-    Shapes: [1, 3, patch, patch * P] -> [P, 3 * patch * patch].
-    Raises: RequestError for another shape.
-
-    >>> rows_of_strip(torch.zeros(1, 3, 14, 84)).shape
-    torch.Size([6, 588])
-    """
-    shape = list(values.shape)
-    if len(shape) != 4 or shape[:3] != [1, CHANNELS, patch] or shape[3] % patch or not shape[3]:
-        raise RequestError(
-            f"pixel_values must be [1, {CHANNELS}, {patch}, {patch} * patches]; got {shape}. "
-            "Send the image processor's output."
-        )
-    cut = values.view(CHANNELS, patch, shape[3] // patch, patch)
-    return cut.permute(2, 0, 1, 3).reshape(shape[3] // patch, -1)
-
-
-def _levels(camera: str, array: NDArray[Any]) -> Pixels:
-    """Return float images in [0, 1] as the nearest levels of uint8."""
-    low, high = float(array.min()), float(array.max())
-    if not (np.isfinite(low) and np.isfinite(high)):
-        raise RequestError(
-            f"image of camera {camera!r} must be finite; got NaN or infinity. Check the camera."
-        )
-    if low < -_RANGE_SLACK or high > 1.0 + _RANGE_SLACK:
-        raise RequestError(
-            f"float image of camera {camera!r} must lie in [0, 1]; got [{low:g}, {high:g}]. "
-            "Send uint8, or divide by 255."
-        )
-    levels = np.rint(np.clip(array, 0.0, 1.0).astype(np.float64) * 255.0)
-    return np.asarray(levels, dtype=np.uint8)
-
-
-def _array(camera: str, value: Any) -> NDArray[Any]:
-    """Return what a caller calls an image as an array of its own."""
-    if isinstance(value, Tensor):
-        tensor = host_tensor(f"image of camera {camera!r}", value)
-        value = (tensor.float() if tensor.is_floating_point() else tensor).numpy(force=True)
-    try:
-        return np.array(value)
-    except Exception as error:  # anything an array-like's own conversion raises
-        raise RequestError(
-            f"image of camera {camera!r} must be an array of one shape; got "
-            f"{type(value).__name__} ({error}). Convert it."
-        ) from error

@@ -106,14 +106,21 @@ def expected_state(contract: RobotContract, width: int = CHANNELS) -> str:
 
 
 def _flat(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested pieces under dotted names."""
+    """Return nested pieces under dotted names.  Raises: RequestError for one sent twice."""
     out: dict[str, Any] = {}
     for name, value in state.items():
         if isinstance(value, Mapping):
-            out.update({f"{name}.{inner}": piece for inner, piece in value.items()})
+            for inner, piece in value.items():
+                _add(out, f"{name}.{inner}", piece)
         else:
-            out[str(name)] = value
+            _add(out, str(name), value)
     return out
+
+
+def _add(pieces: dict[str, Any], name: str, value: Any) -> None:
+    if name in pieces:
+        raise RequestError(f"state must hold each piece once; got {name} twice. Drop one of them.")
+    pieces[name] = value
 
 
 def _from_pieces(
@@ -122,13 +129,13 @@ def _from_pieces(
     out = np.zeros(width, dtype=np.float32)
     left_over = dict(pieces)
     for arm in contract.arms:
-        own = {}
+        own: dict[str, Any] = {}
         for name in list(left_over):
             side, dot, piece = name.partition(".")
             if dot and side == arm:
-                own[piece] = left_over.pop(name)
+                _add(own, piece, left_over.pop(name))
             elif not dot and len(contract.arms) == 1:  # a single arm needs no prefix
-                own[name] = left_over.pop(name)
+                _add(own, name, left_over.pop(name))
         channels = out[_OFFSET[arm] : _OFFSET[arm] + ARM_CHANNELS]
         _arm_channels(own, arm, contract, channels)
     if left_over:
@@ -177,11 +184,14 @@ def _rotation(own: dict[str, Any], arm: Side, contract: RobotContract) -> Any:
             f"{name} of the {arm} arm must be a rotation; got vectors without direction. "
             "Check the robot's sensors."
         )
-    off = abs(matrix.T @ matrix - np.eye(3)).max()
+    if name == "rotation6d":
+        off = abs(rotations.to_rotation6d(matrix, contract.rotation6d) - values).max()
+    else:
+        off = abs(matrix.T @ matrix - np.eye(3)).max()
     if off > _NOT_ORTHOGONAL or np.linalg.det(matrix) < 0:
         raise RequestError(
             f"{name} of the {arm} arm must be a rotation: orthogonal to {_NOT_ORTHOGONAL} and "
-            f"right-handed; got a matrix {off:.2g} off. Check its order of numbers."
+            f"right-handed; got numbers {off:.2g} off. Check its order of numbers."
         )
     # Six numbers go in as they were measured.
     return values if name == "rotation6d" else rotations.to_rotation6d(matrix, contract.rotation6d)

@@ -20,6 +20,8 @@ from phyai.errors import (
     RequestError,
     did_you_mean,
 )
+from phyai.models.minicpm.frames import Pixels, resize
+from phyai.models.minicpm.text import TOKENIZER, check_prompt
 from phyai.models.minicpm_robot.config import MiniCPMRobotConfig
 from phyai.models.minicpm_robot.processing.contracts import (
     CHANNELS,
@@ -27,13 +29,7 @@ from phyai.models.minicpm_robot.processing.contracts import (
     RobotContract,
     find_contract,
 )
-from phyai.models.minicpm_robot.processing.images import (
-    Grid,
-    Pixels,
-    camera_frame,
-    patch_rows,
-    resize,
-)
+from phyai.models.minicpm_robot.processing.images import Grid, camera_frame, patch_rows
 from phyai.models.minicpm_robot.processing.layouts import (
     columns,
     decode_actions,
@@ -41,10 +37,8 @@ from phyai.models.minicpm_robot.processing.layouts import (
     pack_state,
 )
 from phyai.models.minicpm_robot.processing.prompts import (
-    TOKENIZER,
     ImageText,
     PromptTokenizer,
-    check_prompt,
 )
 from phyai.models.minicpm_robot.processing.settings import PREPROCESSOR, ImageSettings
 from phyai.models.minicpm_robot.processing.slicing import make_views, plan_views

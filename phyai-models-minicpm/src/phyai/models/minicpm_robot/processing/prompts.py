@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from phyai.errors import CheckpointError, CheckpointNotFound, RequestError
 from phyai.json_files import read_json_object
+from phyai.models.minicpm.text import (
+    TOKENIZER_CONFIG,
+    check_plain,
+    encoded,
+    open_tokenizer,
+    special_tokens,
+)
 from phyai.models.minicpm_robot.processing.template import END, IMAGE, START, ChatLayout
 
-TOKENIZER = "tokenizer.json"
-TOKENIZER_CONFIG = "tokenizer_config.json"
-MAX_TOKEN_CHARS = 256
-"""More characters than any token of a text vocabulary stands for."""
 # Role -> its token, when tokenizer_config.json names no other.
 IMAGE_TOKENS = {
     "image_start_token": "<image>",
@@ -30,7 +31,6 @@ IMAGE_TOKENS = {
 }
 _SLICE = ("slice_start_token", "slice_end_token")
 _IDS = ("image_id_start_token", "image_id_end_token")
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +78,11 @@ class PromptTokenizer:
         numbered: images are numbered.  sliced: images have slices.
         Raises: CheckpointNotFound, or CheckpointError for a file that is not this model's.
         """
-        from tokenizers import Tokenizer
-
         if not path.is_file():
             raise CheckpointNotFound(
                 f"tokenizer must be at {str(path)!r}; got no file. Pass tokenizer or processor_dir."
             )
-        try:
-            self._tokenizer: Any = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing narrower
-            raise CheckpointError(
-                f"{path} must be a readable tokenizer; got {error}. Download it again."
-            ) from error
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._tokenizer = open_tokenizer(path)
         self.layout, self.numbered = layout, numbered
         self.image_token_id, self.vocab_size = image_token_id, vocab_size
         self._names = _token_names(path.with_name(TOKENIZER_CONFIG))
@@ -102,8 +93,7 @@ class PromptTokenizer:
             if (numbered or role not in _IDS) and (sliced or role not in _SLICE)
         ]
         self._check(path, needed)
-        added = self._tokenizer.get_added_tokens_decoder().values()
-        self._control = tuple({*needed, *(token.content for token in added if token.special)})
+        self._control = tuple({*needed, *special_tokens(self._tokenizer)})
 
     def _check(self, path: Path, needed: Sequence[str]) -> None:
         split = [name for name in needed if self._tokenizer.token_to_id(name) is None]
@@ -135,25 +125,10 @@ class PromptTokenizer:
         max_text_tokens: most tokens without the images' own.
         Raises: RequestError for a text that is too long or holds tokens of the layout.
         """
-        if len(instruction) > max_text_tokens * MAX_TOKEN_CHARS:
-            # Minutes of tokenising for a text that cannot fit.
-            raise RequestError(
-                f"prompt must fit into {max_text_tokens} tokens; got {len(instruction):,} "
-                "characters. Shorten it."
-            )
-        held = next((token for token in self._control if token in instruction), None)
-        if held is not None:
-            raise RequestError(
-                f"prompt must be plain text; got the control token {held!r}. Remove it."
-            )
-        try:
-            # As the official processor does: a tokenizer that opens every text with a token of
-            # its own does so here too.
-            ids = self._tokenizer.encode(self.text(instruction, images)).ids
-        except Exception as error:  # the library raises nothing narrower
-            raise RequestError(
-                f"prompt must be text the tokenizer can encode; got {error}. Reword it."
-            ) from error
+        check_plain(instruction, self._control, max_text_tokens)
+        # As the official processor does: a tokenizer that opens every text with a token of its own
+        # does so here too.
+        ids = encoded(self._tokenizer, self.text(instruction, images))
         length = len(ids) - sum(sum(image.tokens) for image in images)
         if length > max_text_tokens:
             raise RequestError(
@@ -179,24 +154,6 @@ class PromptTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, control tokens included."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
-
-
-def check_prompt(prompt: Any) -> str:
-    """Return the instruction.  Raises: RequestError for anything but text with a word in it."""
-    if isinstance(prompt, np.ndarray) and prompt.ndim == 0:
-        prompt = prompt.item()
-    if not isinstance(prompt, str):
-        raise RequestError(
-            f"prompt must be a string; got {type(prompt).__name__}. Send the task as text."
-        )
-    if not prompt.strip():
-        raise RequestError(f"prompt must not be empty; got {prompt!r}. Send the task as text.")
-    if not prompt.isascii() and _LONE_SURROGATE.search(prompt):
-        raise RequestError(
-            "prompt must be valid Unicode text; got a lone surrogate. Decode it with the right "
-            "encoding."
-        )
-    return prompt
 
 
 def _token_names(path: Path) -> dict[str, str]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phyai.models.minicpm_robot.processing.images import Grid, Pixels, Size, resize
+from phyai.models.minicpm.frames import Pixels, resize
+from phyai.models.minicpm_robot.processing.images import Grid, Size
 from phyai.models.minicpm_robot.processing.settings import ImageSettings
 
 

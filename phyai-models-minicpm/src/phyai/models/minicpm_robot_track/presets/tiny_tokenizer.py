@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from phyai.models.minicpm.tiny import added_token, byte_characters
+
 UNKNOWN, START, END = "<unk>", "<s>", "</s>"
 CONTROL = (UNKNOWN, START, END)
 TINY_VOCAB = 640
@@ -18,7 +20,7 @@ _WORDS = (
 
 def tiny_tokenizer() -> dict[str, Any]:
     """Return the content of tokenizer.json; equal on every call."""
-    shown = _bytes()
+    shown = byte_characters()
     space, merges = shown[ord(" ")], dict[tuple[str, str], None]()
     for word in _WORDS.split():
         for piece in (space + word, word, word.capitalize()):
@@ -34,7 +36,7 @@ def tiny_tokenizer() -> dict[str, Any]:
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_added(token, vocab[token]) for token in CONTROL],
+        "added_tokens": [added_token(token, vocab[token], special=True) for token in CONTROL],
         "normalizer": None,
         "pre_tokenizer": {**level, "use_regex": True},
         "post_processor": {
@@ -80,15 +82,3 @@ def write_tiny_tokenizer(folder: Path) -> None:
     for name, data in (("tokenizer.json", tiny_tokenizer()), ("tokenizer_config.json", settings)):
         text = json.dumps(data, ensure_ascii=False, indent=1)
         (folder / name).write_text(text, encoding="utf-8")
-
-
-def _added(token: str, index: int) -> dict[str, Any]:
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": index, "content": token, **flags, "special": True}
-
-
-def _bytes() -> list[str]:
-    """Return the characters that byte-level tokenizers write bytes 0 to 255 as."""
-    shown = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    hidden = iter(range(0x100, 0x200))
-    return [chr(byte) if byte in shown else chr(next(hidden)) for byte in range(256)]

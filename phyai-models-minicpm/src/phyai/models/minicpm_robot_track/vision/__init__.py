@@ -1,7 +1,6 @@
 """The two vision towers of the tracker and the features it takes from them."""
 
 from phyai.models.minicpm_robot_track.vision.checkpoint import (
-    FiniteSource,
     load_towers,
     tower_update_name,
 )
@@ -15,7 +14,6 @@ from phyai.models.minicpm_robot_track.vision.tiny import write_tiny_towers
 __all__ = [
     "DinoConfig",
     "DinoTower",
-    "FiniteSource",
     "GridPool",
     "PixelScale",
     "TowerSizes",

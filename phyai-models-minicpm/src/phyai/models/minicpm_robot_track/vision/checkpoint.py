@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from phyai.errors import CheckpointError
+from phyai.models.minicpm.weights import FiniteSource, remapper
 from phyai.models.minicpm_robot_track.vision.features import DINO, SIGLIP, VisionTowers
 from phyai.models.minicpm_robot_track.vision.sizes import tower_folder
 from phyai.weights import (
     LoadReport,
     Progress,
-    Region,
     Remap,
-    TensorInfo,
-    TensorSource,
     load_pretrained,
     open_source,
 )
@@ -92,7 +88,7 @@ def load_towers(
     Raises: CheckpointNotFound, CheckpointError, MissingTensors, UnexpectedTensors, ShapeMismatch;
         also for NaN or infinity in a tensor.
     """
-    before = _callable(remap)
+    before = remapper(remap)
 
     def load(module: torch.nn.Module, folder: Path, rename: Callable[[str], str],
              unused: tuple[str, ...]) -> LoadReport:  # fmt: skip
@@ -110,41 +106,3 @@ def load_towers(
         load(towers.dino, dino, dino_name, DINO_UNUSED),
         load(towers.siglip, siglip, siglip_name, SIGLIP_UNUSED),
     )
-
-
-def _callable(remap: Remap) -> Callable[[str], str | None]:
-    if callable(remap):
-        return remap
-    pairs = tuple((remap or {}).items())
-
-    def replace(name: str) -> str:
-        for old, new in pairs:
-            name = name.replace(old, new)
-        return name
-
-    return replace
-
-
-class FiniteSource:
-    """A source that refuses tensors with NaN or infinity, such as those of a broken download."""
-
-    def __init__(self, inner: TensorSource) -> None:
-        self.inner = inner
-
-    @property
-    def label(self) -> str:
-        return self.inner.label
-
-    def infos(self) -> Mapping[str, TensorInfo]:
-        return self.inner.infos()
-
-    def read(self, name: str, region: Region | None = None) -> Tensor:
-        """Return the tensor; CheckpointError when it is not finite."""
-        tensor = self.inner.read(name, region)
-        # One pass without a mask: a sum is finite exactly when no entry is NaN or infinite.
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor.sum(dtype=torch.float64))):
-            raise CheckpointError(
-                f"tensor {name!r} of {self.label} must be finite; got NaN or infinity. "
-                "Download the checkpoint again."
-            )
-        return tensor

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from phyai.errors import ConfigError
 from phyai.layers import Linear, Placement
+from phyai.models.minicpm.weights import PatchWeight
 from phyai.weights import Loader, claim
 
 ACTIVATIONS = {"gelu": "gelu_erf", "gelu_pytorch_tanh": "gelu_tanh", "silu": "silu"}
@@ -94,19 +95,6 @@ class LessOne(Loader):
 
     def copy(self, param: Tensor, tensor: Tensor, shard_id: int | None) -> None:
         param.copy_(tensor.float() - 1.0)
-
-
-@dataclass(frozen=True)
-class PatchWeight(Loader):
-    """A convolution's weight [W, C, p, p] as a matrix [W, C * p * p]."""
-
-    kernel: tuple[int, ...]
-
-    def shape(self, param: Tensor, shard_id: int | None) -> tuple[int, ...]:
-        return (param.shape[0], *self.kernel)
-
-    def copy(self, param: Tensor, tensor: Tensor, shard_id: int | None) -> None:
-        param.copy_(tensor.reshape(param.shape))
 
 
 @dataclass(frozen=True)

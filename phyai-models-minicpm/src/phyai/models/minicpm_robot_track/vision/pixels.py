@@ -10,17 +10,16 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from phyai.errors import CheckpointError, RequestError
 from phyai.json_files import read_json_object
+from phyai.models.minicpm import frames
+from phyai.models.minicpm.frames import MAX_SIDE, Pixels
 
-Pixels: TypeAlias = NDArray[np.uint8]
 Channels: TypeAlias = tuple[float, float, float]
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
-MAX_SIDE = 8192
 
 
 def resize(frame: Pixels, side: int = 384) -> Pixels:
@@ -37,12 +36,7 @@ def resize(frame: Pixels, side: int = 384) -> Pixels:
             f"frame must be uint8 [height, width, 3], sides 1 to {MAX_SIDE}; got {got}. "
             "Send RGB frames as the camera gives them."
         )
-    if shape[:2] == (side, side):
-        return frame
-    from PIL import Image  # here: a server that only loads checkpoints needs no image library
-
-    image = Image.fromarray(np.ascontiguousarray(frame))
-    return np.asarray(image.resize((side, side), Image.Resampling.BICUBIC), dtype=np.uint8)
+    return frames.resize(frame, (side, side))
 
 
 @dataclass(frozen=True, slots=True)
