@@ -11,9 +11,9 @@ from typing import Protocol
 import pytest
 
 from tests.core.toy_adapter import registry
-from tests.source_rules import SOURCE_TREES, modules
+from tests.source_rules import ALL_TREES, modules
 
-WITH_EXAMPLES = [m.name for tree in SOURCE_TREES for m in modules(tree) if ">>> " in m.text]
+WITH_EXAMPLES = [m.name for tree in ALL_TREES for m in modules(tree) if ">>> " in m.text]
 PUBLIC = (
     "phyai.action_queue",
     "phyai.adapter",

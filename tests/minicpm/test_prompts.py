@@ -160,6 +160,14 @@ def test_templates_of_another_form_are_refused(template: str, match: str) -> Non
         parse_layout(template)
 
 
+@pytest.mark.parametrize("opening", ["{{", "{%", "{#"])
+def test_openings_without_an_end_are_text(opening: str) -> None:
+    """And are looked for once: this many of them would else take minutes."""
+    with pytest.raises(CheckpointError, match="frame the user's turn"):
+        parse_layout(opening * 90_000)
+    assert parse_layout(TEMPLATE + opening) == parse_layout(TEMPLATE)
+
+
 def test_templates_are_never_run(tmp_path: Path) -> None:
     bomb = "{% for i in range(10**12) %}{{ cycler.__init__.__globals__ }}{% endfor %}"
     assert parse_layout(TEMPLATE + bomb).answer.endswith(CLOSED)

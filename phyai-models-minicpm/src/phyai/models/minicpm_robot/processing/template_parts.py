@@ -9,7 +9,8 @@ from typing import Literal, TypeAlias
 
 Kind: TypeAlias = Literal["text", "show", "do"]
 
-_TAG = re.compile(r"\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}", re.DOTALL)
+_OPENING = re.compile(r"\{[#%{]")
+_CLOSING = {"{#": "#}", "{%": "%}", "{{": "}}"}
 _STRING = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
 _SUBSCRIPT = re.compile(r"\[\s*(['\"])(\w+)\1\s*\]")
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
@@ -56,9 +57,9 @@ def parts(template: str) -> Iterator[Part]:
     side of a minus sign in a tag.
     """
     at, strip_left, after_block = 0, False, False
-    for found in [*_TAG.finditer(template), None]:
-        text = template[at : found.start() if found else len(template)]
-        tag = found.group(0) if found else ""
+    for found in [*_tags(template), None]:
+        text = template[at : found[0] if found else len(template)]
+        tag = template[slice(*found)] if found else ""
         block = tag[:2] in ("{%", "{#")
         line_start = at == 0
         if strip_left:
@@ -74,9 +75,23 @@ def parts(template: str) -> Iterator[Part]:
             yield Part("text", text)
         if found is None:
             return
-        at, strip_left, after_block = found.end(), tag[-3] == "-", block
+        at, strip_left, after_block = found[1], tag[-3] == "-", block
         if tag[:2] != "{#":
             yield Part("do" if block else "show", tag[2:-2].strip("-+ \t\r\n"))
+
+
+def _tags(template: str) -> Iterator[tuple[int, int]]:
+    """Yield start and end of every tag, in one pass: nothing is sought twice that is not there."""
+    endless: set[str] = set()
+    at = 0
+    while found := _OPENING.search(template, at):
+        kind, at = found.group(0), found.start() + 1
+        end = -1 if kind in endless else template.find(_CLOSING[kind], found.end())
+        if end < 0:
+            endless.add(kind)
+        else:
+            at = end + 2
+            yield found.start(), at
 
 
 def reachable(pieces: Sequence[Part]) -> list[bool]:
