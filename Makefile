@@ -23,7 +23,8 @@ $(STAMP): pyproject.toml $(wildcard phyai-*/pyproject.toml) constraints.txt requ
 	@echo "Setting up $(VENV); the first time downloads PyTorch and takes some minutes." >&2
 	$(BIN)/pip install -c constraints.txt hatchling editables
 	$(BIN)/pip install --no-build-isolation -c constraints.txt -r requirements-dev.txt \
-	  -e './phyai-core[plots]' -e './phyai-models-pi[sentencepiece]' -e ./phyai-models-groot -e ./phyai-models-minicpm
+	  -e './phyai-core[plots]' -e './phyai-models-pi[sentencepiece]' -e ./phyai-models-groot -e ./phyai-models-minicpm \
+	  -e ./phyai-gateway
 	@touch $@
 
 demo: $(STAMP)  ## run pi0.5 on its small built-in preset and plot the actions

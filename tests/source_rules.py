@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[1]
 CORE = ROOT / "phyai-core/src"
 MODEL_TREES = tuple(sorted(p for p in ROOT.glob("phyai-models-*/src") if p.is_dir()))
 SOURCE_TREES = (CORE, *MODEL_TREES)
+GATEWAY = ROOT / "phyai-gateway/src"
+ALL_TREES = (*SOURCE_TREES, GATEWAY)
 
 # Modules of `phyai` by layer; a module imports from its own layer or below.
 LAYERS = {
@@ -45,6 +47,19 @@ UNSAFE = frozenset(
     {"torch.load", "pickle.load", "pickle.loads", "pickle.Unpickler", "marshal.load",
      "marshal.loads", "eval", "exec", "yaml.load", "yaml.unsafe_load", "yaml.full_load"}
 )  # fmt: skip
+# What phyai_gateway imports nowhere, and what only some of its folders import: the gateway's own
+# process stands on neither the engine nor numpy.
+GATEWAY_NEVER = frozenset(
+    {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
+)
+GATEWAY_ONLY = {
+    "torch": ("server",),
+    "phyai": ("server",),
+    "numpy": ("server", "client"),
+    "PIL": ("server", "client"),
+    "phyai_gateway.server": ("server",),
+    "phyai_gateway.client": ("client",),
+}
 ENV_READERS = frozenset({"phyai.env", "phyai.plugins", "phyai.plugin_records"})
 
 
@@ -76,7 +91,7 @@ def modules(tree_root: Path) -> list[Module]:
 def module_names() -> frozenset[str]:
     """Return the dotted names of all modules and folders of the source trees."""
     names: set[str] = set()
-    for tree in SOURCE_TREES:
+    for tree in ALL_TREES:
         for module in modules(tree):
             parts = module.name.split(".")
             names |= {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
@@ -148,6 +163,12 @@ def _judge_model(name: str, target: str, models: frozenset[str]) -> str:
 
 def _imports(module: Module, known_names: frozenset[str]) -> Iterator[tuple[str, int]]:
     """Yield (dotted name, line) of every run-time import below phyai, also inside functions."""
+    for target, line in _all_imports(module, known_names):
+        if target == "phyai" or target.startswith("phyai."):
+            yield target, line
+
+
+def _all_imports(module: Module, known_names: frozenset[str]) -> Iterator[tuple[str, int]]:
     for node in _runtime_nodes(module.tree):
         if isinstance(node, ast.Import):
             targets = [alias.name for alias in node.names]
@@ -157,9 +178,7 @@ def _imports(module: Module, known_names: frozenset[str]) -> Iterator[tuple[str,
             targets = _import_module_call(node)
         else:
             continue
-        for target in targets:
-            if target == "phyai" or target.startswith("phyai."):
-                yield target, node.lineno
+        yield from ((target, node.lineno) for target in targets)
 
 
 def _runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:
@@ -189,6 +208,23 @@ def _import_module_call(node: ast.Call) -> list[str]:
         return []
     first = node.args[0]
     return [str(first.value)] if isinstance(first, ast.Constant) else []
+
+
+# ---------------------------------------------------------------- the gateway
+
+
+def gateway_violations(module: Module, known_names: frozenset[str]) -> list[str]:
+    """Return one line per import of a phyai_gateway module that its folder may not have."""
+    folder = [*module.name.split("."), ""][1]
+    return [
+        f"{module.name}:{line} imports {target}"
+        for target, line in _all_imports(module, known_names)
+        if target.split(".")[0] in GATEWAY_NEVER
+        or any(
+            folder not in allowed and f"{target}.".startswith(f"{name}.")
+            for name, allowed in GATEWAY_ONLY.items()
+        )
+    ]
 
 
 # ---------------------------------------------------------------- names

@@ -46,6 +46,9 @@ PUBLIC = (
     "phyai.solver",
     "phyai.timers",
     "phyai.types",
+    "phyai_gateway.client.asyncio",
+    "phyai_gateway.client.blocking",
+    "phyai_gateway.contract",
 )
 ELSEWHERE = {
     "BufferRow",  # what the examples of other classes return

@@ -29,6 +29,7 @@ TORCH_FREE = [
     "phyai.models.gr00t.plugin",
     "phyai.models.minicpm_robot.plugin",
     "phyai.models.minicpm_robot_track.plugin",
+    "phyai_gateway.server.commands",
 ]
 # Module paths that user code of earlier versions imports from, with a name of each.
 COMPATIBLE = [

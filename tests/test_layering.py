@@ -8,12 +8,15 @@ import pytest
 
 from phyai.kernels import CATALOGUE
 from tests.source_rules import (
+    ALL_TREES,
     CORE,
     ENV_READERS,
+    GATEWAY,
     ROOT,
     SOURCE_TREES,
     Module,
     environment_reads,
+    gateway_violations,
     kernel_modules,
     kernel_problems,
     layer_violations,
@@ -28,7 +31,9 @@ from tests.source_rules import (
 
 MAX_LINES = 450
 BANNED_FILES = {"utils.py", "helpers.py", "common.py"}
-ALL_MODULES = [module for tree in SOURCE_TREES for module in modules(tree)]
+PHYAI_MODULES = [module for tree in SOURCE_TREES for module in modules(tree)]
+GATEWAY_MODULES = modules(GATEWAY)
+ALL_MODULES = [*PHYAI_MODULES, *GATEWAY_MODULES]
 NAMES = module_names()
 MODELS = plugin_folders()
 
@@ -36,9 +41,14 @@ MODELS = plugin_folders()
 # ---------------------------------------------------------------- the rules, on the repository
 
 
-@pytest.mark.parametrize("module", ALL_MODULES, ids=lambda m: m.name)
+@pytest.mark.parametrize("module", PHYAI_MODULES, ids=lambda m: m.name)
 def test_imports_point_downward(module: Module) -> None:
     assert layer_violations(module, NAMES, MODELS) == []
+
+
+@pytest.mark.parametrize("module", GATEWAY_MODULES, ids=lambda m: m.name)
+def test_the_gateway_stands_on_no_engine_and_no_pickle(module: Module) -> None:
+    assert gateway_violations(module, NAMES) == []
 
 
 @pytest.mark.parametrize("module", modules(CORE), ids=lambda m: m.name)
@@ -64,7 +74,7 @@ def test_every_kernel_file_is_named_by_a_row() -> None:
 
 
 def test_files_are_short_and_not_called_a_drawer() -> None:
-    folders = [*SOURCE_TREES, ROOT / "tests", ROOT / "examples"]
+    folders = [*ALL_TREES, ROOT / "tests", ROOT / "examples"]
     files = [path for folder in folders for path in folder.rglob("*.py")]
     lines = {p.relative_to(ROOT): p.read_text(encoding="utf-8").count("\n") for p in files}
     assert {str(path): count for path, count in lines.items() if count > MAX_LINES} == {}
@@ -73,9 +83,11 @@ def test_files_are_short_and_not_called_a_drawer() -> None:
 
 def test_every_package_holds_the_licence_and_py_typed() -> None:
     licence = (ROOT / "LICENSE").read_bytes()
-    for tree in SOURCE_TREES:
+    for tree in ALL_TREES:
         assert (tree.parent / "LICENSE").read_bytes() == licence
     assert (CORE / "phyai/py.typed").exists()
+    assert (GATEWAY / "phyai_gateway/py.typed").exists()
+    assert {path.name for path in GATEWAY.iterdir()} == {"phyai_gateway"}
     for tree in SOURCE_TREES[1:]:
         for folder in (tree / "phyai/models").iterdir():
             assert (folder / "py.typed").exists(), folder
@@ -140,6 +152,40 @@ def test_violation_is_found(name: str, text: str) -> None:
 )
 def test_downward_import_is_fine(name: str, text: str) -> None:
     assert layer_violations(parse(name, text), NAMES, MODELS) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("phyai_gateway.router", "import torch"),
+        ("phyai_gateway.router", "import torch.nn as nn"),
+        ("phyai_gateway.router", "from phyai import Engine"),
+        ("phyai_gateway.router", "def f():\n    from phyai.errors import ConfigError"),
+        ("phyai_gateway.protocols.native", "import numpy as np"),
+        ("phyai_gateway.protocols.native", "from phyai_gateway.server import local"),
+        ("phyai_gateway.protocols.native", "from ..client import Client"),
+        ("phyai_gateway.cli", "from phyai_gateway import server"),
+        ("phyai_gateway.client.blocking", "import phyai"),
+        ("phyai_gateway.server.policy", "import pickle"),
+        ("phyai_gateway.decode.npy", "from pickle import loads"),
+        ("phyai_gateway.decode.npy", "def f():\n    importlib.import_module('marshal')"),
+    ],
+)
+def test_import_the_gateway_may_not_have_is_found(name: str, text: str) -> None:
+    assert len(gateway_violations(parse(name, text), NAMES)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("phyai_gateway.server.policy", "import torch\nimport numpy\nfrom phyai import Engine"),
+        ("phyai_gateway.client.blocking", "import numpy\nfrom phyai_gateway.client import errors"),
+        ("phyai_gateway.router", "import pickletools\nfrom phyai_gateway.messages import Fault"),
+        ("phyai_gateway.router", "if TYPE_CHECKING:\n    import numpy"),
+    ],
+)
+def test_import_the_gateway_may_have_is_fine(name: str, text: str) -> None:
+    assert gateway_violations(parse(name, text), NAMES) == []
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 CORE, MODEL = ROOT / "phyai-core", ROOT / "phyai-models-pi"
 GROOT, MINICPM = ROOT / "phyai-models-groot", ROOT / "phyai-models-minicpm"
+GATEWAY = ROOT / "phyai-gateway"
 REPORT = """
 import importlib.metadata as m, json
 import phyai, phyai.errors
@@ -92,10 +93,10 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Build every wheel once."""
     folder = tmp_path_factory.mktemp("wheels")
     options = ("--no-build-isolation", "--no-deps", "--no-index", "--quiet", "-w", folder)
-    run(sys.executable, "-m", "pip", "wheel", *options, CORE, MODEL, GROOT, MINICPM)
+    run(sys.executable, "-m", "pip", "wheel", *options, CORE, MODEL, GROOT, MINICPM, GATEWAY)
     found = {path.name.split("-")[0]: path for path in folder.glob("*.whl")}
-    names = ["phyai_core", "phyai_models_groot", "phyai_models_minicpm", "phyai_models_pi"]
-    assert sorted(found) == names
+    models = ["phyai_models_groot", "phyai_models_minicpm", "phyai_models_pi"]
+    assert sorted(found) == ["phyai_core", "phyai_gateway", *models]
     return found
 
 
@@ -123,6 +124,46 @@ def test_core_wheel_holds_the_whole_package_and_no_model(wheels: dict[str, Path]
     assert files <= names
     assert {"phyai/__init__.py", "phyai/py.typed"} <= files
     assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_gateway_wheel_holds_the_whole_package_and_nothing_else(wheels: dict[str, Path]) -> None:
+    names = contents(wheels["phyai_gateway"])
+    source = GATEWAY / "src"
+    files = {
+        path.relative_to(source).as_posix()
+        for path in (source / "phyai_gateway").rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    assert {name for name in names if not name.startswith("phyai_gateway-")} == files
+    page = {
+        f"phyai_gateway/status_page/{name}" for name in ("index.html", "status.js", "status.css")
+    }
+    protocol = {f"phyai_gateway/proto/{name}_v1.proto" for name in ("robot_inference", "contracts")}
+    assert {"phyai_gateway/py.typed", *page, *protocol} <= files
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+GATEWAY_REPORT = """
+import importlib.metadata as m, json, sys
+from phyai_gateway import running
+from phyai_gateway.listeners import find_listener
+from phyai_gateway.version import VERSION
+kinds = [find_listener(name).name for name in sorted(running.protocols())]
+print(json.dumps([kinds, VERSION == m.version("phyai-gateway"), "phyai" in sys.modules]))
+"""
+
+
+def test_the_gateway_runs_without_core(
+    environment: Environment, wheels: dict[str, Path], tmp_path: Path
+) -> None:
+    environment.install(wheels["phyai_gateway"])
+    kinds, same_version, has_core = json.loads(
+        run(environment.python, "-I", "-c", GATEWAY_REPORT, cwd=tmp_path)
+    )
+    assert kinds == ["gr00t", "kserve", "lerobot", "native", "openpi", "rlinf"]
+    assert (same_version, has_core) == (True, False)
+    command = environment.python.parent / "phyai-gateway"
+    assert "native" in run(command, "--protocols", cwd=tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Wire protocols that robots speak, each on its own listener; found by entry point."""

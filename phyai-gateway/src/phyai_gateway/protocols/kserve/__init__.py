@@ -1,0 +1,1 @@
+"""KServe v2 (Open Inference Protocol) over HTTP, with the binary tensor extension."""
