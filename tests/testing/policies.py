@@ -15,6 +15,8 @@ from phyai.testing.sandbox import Sandbox
 from phyai.weights import save_safetensors
 
 PACKAGE = "correct_policy"
+SOURCES = Path(__file__).parent
+"""Folder of the packages, among them ``PACKAGE``."""
 PLUGIN = "toy_policy"
 LOAD = "        return load_pretrained(self.network, folder, strict=True)\n"
 VELOCITY = "        velocity = self.act(inside).float()\n"
@@ -55,7 +57,7 @@ def install(
     plugin: str = PLUGIN,
 ) -> None:
     """Install the toy policy, or a mutant of it, as distribution ``toy-policy`` 1.0."""
-    folder = Path(__file__).parent / package
+    folder = SOURCES / package
     sources = {path.stem: path.read_text(encoding="utf-8") for path in folder.glob("*.py")}
     for old, new in mutant.changes if mutant else ():
         assert mutant is not None

@@ -114,7 +114,8 @@ def test_hooks_of_an_adapter_are_active_only_while_it_is_selected(
     """The second policy's module also blocks every chunk; the first one's never hear of it."""
     policies.install(phyai_sandbox)
     model = "from correct_policy.model import ToyArgs as Args, ToyPolicy\nclass Model(ToyPolicy):\n"
-    code = policies.SOURCES.joinpath("plugin.py").read_text().replace("toy_policy", "strict_policy")
+    source = policies.SOURCES / policies.PACKAGE / "plugin.py"
+    code = source.read_text(encoding="utf-8").replace("toy_policy", "strict_policy")
     code = code.replace("correct_policy.model:ToyPolicy", "strict_dist.model:Model")
     phyai_sandbox.adapter(
         "strict_policy", code + HOOKS_OF_AN_ADAPTER, dist="strict-dist",
