@@ -78,6 +78,7 @@ ROUTES: dict[str, tuple[Callable[[bytes], Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("route", ROUTES)
 @settings(max_examples=120, deadline=None)
 @given(data=st.data())

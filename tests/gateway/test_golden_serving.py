@@ -14,6 +14,8 @@ import pytest
 
 from tests.gateway.golden_serving import UNKNOWN, discover, unlisted
 
+pytestmark = pytest.mark.slow  # each test runs pytest in a process of its own
+
 ROOT = Path(__file__).parents[2]
 PING = b"\x81\xa8endpoint\xa4ping"
 

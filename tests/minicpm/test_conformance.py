@@ -31,6 +31,7 @@ def requests_of(robot: dict[str, Any], contracts: tuple[str, ...]) -> list[Any]:
     return [*rows, list(rows)]
 
 
+@pytest.mark.slow
 class TestMiniCPMRobot(AdapterConformance):
     manifest = "minicpm_robot"
     level = 2

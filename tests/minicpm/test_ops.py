@@ -193,6 +193,7 @@ def test_triton_shapes_that_do_not_fit_are_refused() -> None:
         op(heads, heads, heads, draw(1, 3, 2), draw(1, 3, 1))
 
 
+@pytest.mark.slow
 def test_importing_the_rows_imports_no_triton() -> None:
     code = "import sys, phyai.models.minicpm_robot.ops.examples as e; e.kernel_rows(); "
     code += "assert not any(name.partition('.')[0] == 'triton' for name in sys.modules)"

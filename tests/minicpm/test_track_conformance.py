@@ -23,6 +23,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return tiny_minicpm_robot_track(tmp_path_factory.mktemp("presets"))
 
 
+@pytest.mark.slow
 class TestTrack(AdapterConformance):
     manifest = "minicpm_robot_track"
     level = 2

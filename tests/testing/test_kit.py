@@ -138,6 +138,7 @@ def golden_dir(tmp_path):
 """
 
 
+@pytest.mark.slow
 def test_what_the_class_leaves_out_is_asked_of_its_module(
     phyai_sandbox: Sandbox, tmp_path: Path
 ) -> None:
@@ -367,6 +368,7 @@ def test_names_and_needs_are_known() -> None:
     assert {need for check in CHECKS for need in check.needs} <= set(names)
 
 
+@pytest.mark.slow
 def test_the_pytest_plugin_is_light_and_gives_the_sandbox(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
         "import sys\n\n"
