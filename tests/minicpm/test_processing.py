@@ -220,6 +220,9 @@ def test_files_of_another_model_are_refused(folder: Path, tmp_path: Path) -> Non
         Processor.from_checkpoint(folder, replace(CONFIG, downsample_mode="4x"))
     small = replace(CONFIG, head=HeadSizes(action_dim=12, state_dim=12))
     assert Processor.from_checkpoint(folder, small).expects()["state_dim"] == 12
+    for contract, width in (("raw", 80), ("libero", 10), ("robotwin", 20)):
+        made = Processor.from_checkpoint(folder, CONFIG, contract)
+        assert made.expects()["state_dim"] == width
     with pytest.raises(ConfigError, match="80 state and action channels"):
         Processor.from_checkpoint(folder, small, "libero")
     with pytest.raises(ConfigError, match="contract must be one of"):

@@ -57,6 +57,8 @@ class ArmActions:
     closed: NDArray[np.bool_]
 
 
+_CONTRACT_HINT = "For a robot's own numbers choose its contract, such as contract='libero'."
+
 # ---------------------------------------------------------------- robot -> model
 
 
@@ -77,11 +79,11 @@ def pack_state(state: Any, contract: RobotContract, width: int) -> NDArray[np.fl
     values = _numbers("state", state)
     if values.shape == (width,):
         return values
-    arms = 10 * len(contract.arms)
+    arms = flat_width(contract, width)
     if contract.raw or values.shape != (arms,):
         raise RequestError(
             f"state must be {expected_state(contract, width)}; got shape {list(values.shape)}. "
-            "Send the state the checkpoint was trained on."
+            f"{_CONTRACT_HINT if contract.raw else 'Send the state the checkpoint was trained on.'}"
         )
     out = np.zeros(width, dtype=np.float32)
     for number, arm in enumerate(contract.arms):
@@ -101,8 +103,19 @@ def expected_state(contract: RobotContract, width: int = CHANNELS) -> str:
         pieces.append(f"joints ({contract.joints}, optional)")
     prefix = "" if len(contract.arms) == 1 else ", each as left.NAME and right.NAME"
     return (
-        f"{width} values, {10 * len(contract.arms)} values, or pieces: {', '.join(pieces)}{prefix}"
+        f"{width} values, {flat_width(contract, width)} values, or pieces: "
+        f"{', '.join(pieces)}{prefix}"
     )
+
+
+def flat_width(contract: RobotContract, width: int = CHANNELS) -> int:
+    """Return how many numbers the shortest flat state has: all channels, or 10 per arm.
+
+    >>> from phyai.models.minicpm_robot.processing.contracts import CONTRACTS
+    >>> [flat_width(CONTRACTS[name]) for name in ("raw", "libero", "robotwin")]
+    [80, 10, 20]
+    """
+    return width if contract.raw else 10 * len(contract.arms)
 
 
 def _flat(state: Mapping[str, Any]) -> dict[str, Any]:

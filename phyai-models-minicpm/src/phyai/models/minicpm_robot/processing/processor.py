@@ -34,6 +34,7 @@ from phyai.models.minicpm_robot.processing.layouts import (
     columns,
     decode_actions,
     expected_state,
+    flat_width,
     pack_state,
 )
 from phyai.models.minicpm_robot.processing.prompts import (
@@ -163,7 +164,7 @@ class Processor:
         default = self._expected(self._contract)
         return {
             "cameras": default["cameras"],
-            "state_dim": self.config.head.state_dim,
+            "state_dim": flat_width(self._contract, self.config.head.state_dim),
             "state": default["state"],
             "prompt": True,
             "contract": self._contract.name,
