@@ -98,7 +98,10 @@ class Adapter:
     """One model behind the runtime. Holds weights and weight-derived tables, no request state.
 
     name: the plugin id.  args_cls: its AdapterArgs.  parallel: parallel axes it implements.
-    graph_unit: ``loop``: start and all steps are one captured region. No other unit exists yet.
+    graph_unit: ``loop``: start and all steps are one captured region (robot policies). ``step``:
+    the network is one, and the solver runs between its replays, so that a request tells its
+    progress and can be cancelled; the network then takes ``step.row(table)`` and reads no other
+    value of a step.
 
     >>> import torch
     >>> from phyai.adapter import Adapter
@@ -121,7 +124,7 @@ class Adapter:
     name: ClassVar[str] = ""
     args_cls: ClassVar[type[AdapterArgs]] = AdapterArgs
     parallel: ClassVar[frozenset[str]] = frozenset()
-    graph_unit: ClassVar[str] = "loop"
+    graph_unit: str = "loop"
 
     def __init__(self, args: AdapterArgs, config: EngineConfig, services: Services) -> None:
         self.args, self.config, self.services = args, config, services

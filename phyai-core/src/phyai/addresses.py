@@ -17,7 +17,8 @@ log = logging.getLogger("phyai.graph")
 FOREIGN = ("torch", "numpy", "builtins", "threading", "logging", "collections", "_thread")
 """Packages whose objects are not looked into; tensors and modules of torch are."""
 NO_WEIGHTS = (
-    "phyai.timers", "phyai.kernels.registry", "phyai.services", "phyai.cache", "phyai.memory"
+    "phyai.timers", "phyai.kernels.registry", "phyai.services", "phyai.cache", "phyai.memory",
+    "phyai.memo", "phyai.graph", "phyai.step_unit"
 )  # fmt: skip
 """Modules whose objects hold no tensor that a region reads, or only its cache's own."""
 MAX_DEPTH = 12

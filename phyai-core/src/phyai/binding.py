@@ -110,10 +110,19 @@ class HookBinder:
 
     # ------------------------------------------------------------ parts
 
-    def bind_part(self, hook: str, default: Any, *, exact: bool = False, **extra: Any) -> Any:
+    def bind_part(
+        self,
+        hook: str,
+        default: Any,
+        *,
+        exact: bool = False,
+        around: Callable[[Any], Any] | None = None,
+        **extra: Any,
+    ) -> Any:
         """Return the part of ``hook``: the replacement or ``default``, inside its wrappers.
 
         default: the adapter's own part.  exact: leave out parts that say ``approximate``.
+        around: core's own wrapper, inside all others.
         extra: further arguments of the hook.
         Raises: PluginContractError for two replacements, a wrong object or a wrapper that does not
         yield once; PluginError, chained, naming plugin and hook, when an implementation raises.
@@ -126,16 +135,24 @@ class HookBinder:
         plain, wrappers = self._implementations(hook)
         part = self._replacement(hook, plain, offered, exact)
         part = default if part is None else part
+        part = part if around is None else around(part)
         return self._wrap(hook, wrappers, offered, part, exact)
 
-    def bind_denoiser(self, stage: str, inner: Denoiser, *, exact: bool = False) -> Denoiser:
+    def bind_denoiser(
+        self,
+        stage: str,
+        inner: Denoiser,
+        *,
+        exact: bool = False,
+        around: Callable[[Denoiser], Denoiser] | None = None,
+    ) -> Denoiser:
         """Return ``inner`` with its replacement and wrappers for ``stage``; see ``bind_part``.
 
         stage: ``network`` or ``prediction``.  exact: True for rollout, which needs the network
         itself and leaves step caches out.
         """
         bound: Denoiser = self.bind_part(
-            "phyai_denoiser", inner, exact=exact, stage=stage, inner=inner
+            "phyai_denoiser", inner, exact=exact, around=around, stage=stage, inner=inner
         )
         return bound
 

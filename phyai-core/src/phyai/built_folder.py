@@ -8,8 +8,10 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import TypeAlias
 
 from phyai.errors import ConfigError
 
@@ -19,6 +21,8 @@ except ImportError:  # no file locks on this system: two first runs at once may 
     fcntl = None  # type: ignore[assignment]
 
 CHECKSUMS = "checksums.json"
+Progress: TypeAlias = Callable[[int, int, str], None] | None
+"""Called with what is done, what there is to do, and words for it."""
 
 
 def cached_folder(cache_dir: Path, name: str, build: Callable[[Path], None]) -> Path:
@@ -43,6 +47,32 @@ def cached_folder(cache_dir: Path, name: str, build: Callable[[Path], None]) -> 
             "Make it writable, or name another one with PHYAI_CACHE."
         ) from error
     return folder
+
+
+def versioned_folder(
+    cache_dir: Path, name: str, build: Callable[[Path], None], modules: Sequence[ModuleType]
+) -> Path:
+    """Return a folder below ``cache_dir`` that ``build`` filled, now or at an earlier call.
+
+    modules: those that write it. A change of their sources is a new version, in another folder.
+    Raises: as ``cached_folder``.
+    """
+    source = b"".join(Path(str(module.__file__)).read_bytes() for module in modules)
+    version = hashlib.sha256(source).hexdigest()[:12]
+    return cached_folder(Path(cache_dir), f"{name}-{version}", build)
+
+
+def told(build: Callable[[Path], None], what: str, progress: Progress) -> Callable[[Path], None]:
+    """Return ``build`` with its begin and end told to ``progress``."""
+
+    def run(folder: Path) -> None:
+        if progress is not None:
+            progress(0, 1, f"building {what}")
+        build(folder)
+        if progress is not None:
+            progress(1, 1, f"built {what}")
+
+    return run
 
 
 def is_whole(folder: Path) -> bool:

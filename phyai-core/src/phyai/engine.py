@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import logging
 import os
-import threading
-import time
-import weakref
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from phyai import env, plugins
 from phyai.adapter import Adapter, AdapterArgs
-from phyai.deployment import DeploymentConfig, replica_devices, resolve_mode
+from phyai.core_setup import check_ranks
+from phyai.deployment import DeploymentConfig, resolve_mode
+from phyai.deployment.inline import Inline
+from phyai.deployment.managed import open_pool
 from phyai.engine_config import EngineConfig
 from phyai.engine_core import EngineCore, closed_error
-from phyai.errors import ConfigError
 from phyai.errors import EngineUnavailableError as EngineUnavailableError
+from phyai.errors import WeightUpdateError
 from phyai.manifest import AdapterManifest
+from phyai.ranks.launched import join_launched
+from phyai.request_watch import OnProgress
 from phyai.services import Progress, no_progress
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from phyai.deployment.pool import ReplicaPool
 
 log = logging.getLogger("phyai")
 
@@ -50,14 +55,6 @@ class EngineArgs:
             raise TypeError(f"plugin must be a str; got {type(self.plugin).__name__}.")
         if self.config is not None and not isinstance(self.config, EngineConfig):
             raise TypeError(f"config must be an EngineConfig; got {type(self.config).__name__}.")
-
-
-@dataclass
-class _Waiting:
-    engine: Engine  # an engine whose owner only kept futures lives until they are done
-    request: Any
-    future: Future[Any]
-    since: float = field(default_factory=time.perf_counter)
 
 
 class Engine:
@@ -106,15 +103,19 @@ class Engine:
             log.warning("variable %s is read by nothing.%s", name, env.suggestion(name))
         self.config = EngineConfig.from_env(args.config)
         self.mode = resolve_mode(self.deployment, self.config.parallel, os.environ)
-        _check_single(self.deployment, self.config)
-        self.config = _placed(self.deployment, self.config)
-        self._queue: collections.deque[_Waiting] = collections.deque()
-        self._wake = threading.Condition()
-        self._worker: threading.Thread | None = None
+        if self.config.parallel.infer_replica_world_size() > 1:
+            check_ranks(plugins.find(args.plugin), self.config.parallel, None)
         self._closed = False
-        self._latencies: collections.deque[float] = collections.deque(maxlen=1024)
-        self._done = self._failed = self._running = 0
-        self._core = EngineCore(args.plugin, args.plugin_args, self.config, progress=progress)
+        self._progress = progress
+        self._back: Inline | ReplicaPool
+        if self.mode == "local" or self.mode == "ray":
+            self._back = open_pool(
+                self.mode, args.plugin, args.plugin_args, self.config, self.deployment
+            )
+            if self.deployment.auto_start:
+                self._back.start(progress)
+        else:
+            self._back = Inline(self._core_here())
 
     # ------------------------------------------------------------ requests
 
@@ -124,47 +125,30 @@ class Engine:
         Raises: EngineUnavailableError when closed; RequestError for a bad request, after which
         the engine goes on.
         """
-        with self._wake:
-            self._check_open()
-            self._running += 1
-        return self._run(request, 0.0)
+        return self._back.step(request)
 
-    def submit(self, request: Any) -> Future[Any]:
+    def submit(self, request: Any, on_progress: OnProgress | None = None) -> Future[Any]:
         """Queue one request; never raises for a closed engine, the Future then holds the error.
 
-        The Future can be cancelled until its request starts.
-        """
-        future: Future[Any] = Future()
-        with self._wake:
-            if self._closed:
-                future.set_exception(closed_error())
-                return future
-            if self._worker is None:
-                self._worker = threading.Thread(
-                    target=_serve,
-                    args=(weakref.ref(self), self._wake, self._queue),
-                    name="phyai-engine",
-                    daemon=True,
-                )
-                self._worker.start()
-            self._queue.append(_Waiting(self, request, future))
-            self._wake.notify()
-        return future
+        on_progress: called as ``on_progress(done, total)`` with solver steps, on the thread that
+            runs the request: after each step of an adapter with graph_unit ``step``, else once at
+            the end. What it raises is logged and changes nothing. It must not wait for the engine:
+            ``step``, ``update_weights_all`` and ``close`` are errors there.
 
-    def _run(self, request: Any, queued_ms: float) -> Any:
-        started = time.perf_counter()
-        try:
-            result = self._core.step(request, queued_ms=queued_ms)
-        except BaseException:
-            with self._wake:
-                self._running -= 1
-                self._failed += 1
-            raise
-        with self._wake:
-            self._running -= 1
-            self._done += 1
-            self._latencies.append(1e3 * (time.perf_counter() - started))
-        return result
+        Inline, the Future can be cancelled until its request starts and, with graph_unit ``step``,
+        between two of its steps. With replicas the request is sent at once, whole, to the one with
+        the fewest in flight, which leaves it alike when it is cancelled, see docs/replicas.md. With
+        ``runtime.batch_wait_ms`` requests that wait together at one replica may share a batch, see
+        docs/performance.md.
+        Raises: TypeError for an on_progress that cannot be called.
+        """
+        if on_progress is not None and not callable(on_progress):
+            raise TypeError(
+                f"on_progress must be callable, or None; got {type(on_progress).__name__}. "
+                "Pass a function of (done, total)."
+            )
+        # An engine whose owner only kept futures lives until they are done.
+        return self._back.submit(request, keep=self, on_progress=on_progress)
 
     # ------------------------------------------------------------ sessions
 
@@ -175,7 +159,7 @@ class Engine:
         Raises: RequestError for a bad id; EngineUnavailableError when closed.
         """
         self._check_open()
-        self._core.sessions.reset(session_id)
+        self._back.session_call("reset_session", session_id)
 
     def close_session(self, session_id: str) -> None:
         """Forget a session and free its place; as ``reset_session`` for the rest.
@@ -184,29 +168,53 @@ class Engine:
         Its next request is a SessionClosed error, or seq 0, which opens it anew.
         """
         self._check_open()
-        self._core.sessions.end(session_id)
+        self._back.session_call("close_session", session_id)
+
+    # ------------------------------------------------------------ weights
+
+    @property
+    def version(self) -> int:
+        """How many weight updates there were, or the number given to the last one."""
+        return self._back.version
+
+    def update_weights_all(
+        self,
+        items: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]],
+        version: int | None = None,
+    ) -> int:
+        """Give every replica new values of named weights (checkpoint names); return the version.
+
+        Replicas get a copy with the new weights and switch to it together, while requests go on;
+        sessions are kept. Inline the weights are changed in place, between two requests.
+        version: the engine's version afterwards; None = one more.
+        Raises: WeightUpdateError; with replicas, all of them have the weights they had then.
+        """
+        self._check_open()
+        if version is not None and (type(version) is not int or version < 0):
+            raise WeightUpdateError(
+                f"version must be an int >= 0 or None; got {version!r}. Nothing was changed."
+            )
+        pairs = items.items() if isinstance(items, Mapping) else items
+        return self._back.update_weights(pairs, version)
 
     # ------------------------------------------------------------ life cycle
 
     def setup(self) -> None:
         """Start managed workers (none inline). Raises EngineUnavailableError when closed."""
         self._check_open()
+        self._back.start(self._progress)
 
     def close(self) -> None:
-        """Fail what waits, let the running request finish, release everything; idempotent."""
-        with self._wake:
-            if self._closed:
-                return
-            self._closed = True
-            pending = list(self._queue)
-            self._queue.clear()
-            self._wake.notify_all()
-        for waiting in pending:
-            if waiting.future.set_running_or_notify_cancel():
-                waiting.future.set_exception(closed_error())
-        if self._worker is not None and self._worker is not threading.current_thread():
-            self._worker.join()
-        self._core.close()
+        """Fail what waits, let what runs finish, release everything; idempotent.
+
+        Replicas get ``shutdown_timeout_s`` for what they run; what is left then fails.
+        """
+        closed, self._closed = self._closed, True
+        try:
+            self._back.close()
+        except EngineUnavailableError:  # it is open: it would have waited for whoever called
+            self._closed = closed
+            raise
 
     def __enter__(self) -> Engine:
         self.setup()
@@ -216,7 +224,7 @@ class Engine:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_closed", True):
+        if getattr(self, "_closed", True) or getattr(self, "_back", None) is None:
             return
         with contextlib.suppress(Exception):
             self.close()
@@ -225,37 +233,34 @@ class Engine:
 
     @property
     def adapter(self) -> Adapter:
-        """The running adapter (inline mode)."""
-        return self._core.adapter
+        """The running adapter; None where it lives in other processes."""
+        return None if self._inline is None else self._inline.core.adapter  # type: ignore[return-value]
 
     entry = adapter
 
     @property
     def core(self) -> EngineCore:
-        return self._core
+        """The core of this process; None where there are others."""
+        return None if self._inline is None else self._inline.core  # type: ignore[return-value]
+
+    def describe(self) -> dict[str, Any]:
+        """Return what servers need to know of the model, in every mode.
+
+        expects: see ``Adapter.expects``.  max_rows: of one request.  device: of a replica.
+        manifest: an AdapterManifest, or None.
+        """
+        manifest = plugins.find(self.args.plugin).manifest
+        return {**self._back.describe(), "manifest": manifest}
 
     def stats(self) -> dict[str, Any]:
-        """Return counts, latencies (ms), memory, sessions, graphs, observer failures."""
-        with self._wake:
-            latencies = np.array(self._latencies)
-            replica: dict[str, Any] = {
-                "id": 0,
-                "devices": [str(self._core.device)],
-                "state": "closed" if self._closed else "ready",
-                "in_flight": self._running + len(self._queue),
-                "done": self._done,
-                "failed": self._failed,
-                "restarts": 0,
-            }
-        for q in (50, 95, 99):
-            replica[f"p{q}_ms"] = float(np.percentile(latencies, q)) if latencies.size else None
-        replica["memory_bytes"] = self._core.services.memory.nbytes
-        with contextlib.suppress(EngineUnavailableError):  # closed, maybe a moment ago
-            replica["memory"] = self._core.memory_report()
-        replica["sessions"] = self._core.sessions.stats()
-        replica["observer_failures"] = self._core.observer_failures()
-        replica["graphs"] = self._core.services.graphs.stats()
-        return {"plugin": self.args.plugin, "mode": self.mode, "replicas": [replica]}
+        """Return per replica: state, counts, latencies (ms), memory, sessions, graphs, memo,
+        batches.
+
+        busy_s: time the model ran.  What a worker says of itself (memory, sessions, graphs,
+        memo, batches, busy_s) is as of its last sign of life. In a replica of several ranks all
+        of it is rank 0's, under a launcher this rank's.
+        """
+        return {"plugin": self.args.plugin, "mode": self.mode, "replicas": self._back.stats()}
 
     @staticmethod
     def register(cls: type[Adapter], manifest: AdapterManifest | None = None) -> type[Adapter]:
@@ -268,74 +273,29 @@ class Engine:
         """Return the ids of discovered and registered adapters, importing none of them."""
         return plugins.registered()
 
+    def _core_here(self) -> EngineCore:
+        """Return the core of this process; in mode external it is one rank of its replica."""
+        args, parallel = self.args, None
+        if self.config.parallel.infer_replica_world_size() > 1:
+            self.config, parallel = join_launched(self.config, os.environ)
+        try:
+            return EngineCore(
+                args.plugin,
+                args.plugin_args,
+                self.config,
+                progress=self._progress,
+                parallel=parallel,
+                output_rank=self.deployment.output_rank,
+            )
+        except BaseException:
+            if parallel is not None:
+                parallel.close()
+            raise
+
+    @property
+    def _inline(self) -> Inline | None:
+        return self._back if isinstance(self._back, Inline) else None
+
     def _check_open(self) -> None:
         if self._closed:
             raise closed_error()
-
-
-def _serve(
-    owner: weakref.ref[Engine], wake: threading.Condition, queue: collections.deque[_Waiting]
-) -> None:
-    """Run queued requests; holds the engine only while there is one, so it can be collected."""
-    while (waiting := _next(owner, wake, queue)) is not None:
-        future = waiting.future
-        try:
-            queued_ms = 1e3 * (time.perf_counter() - waiting.since)
-            future.set_result(waiting.engine._run(waiting.request, queued_ms))
-        except BaseException as error:
-            future.set_exception(error)
-        del waiting, future
-
-
-def _next(
-    owner: weakref.ref[Engine], wake: threading.Condition, queue: collections.deque[_Waiting]
-) -> _Waiting | None:
-    """Return the next request that was not cancelled; None when the engine is closed or gone."""
-    with wake:
-        while True:
-            while not queue:
-                engine = owner()
-                if engine is None or engine._closed:
-                    return None
-                del engine
-                if owner() is None:  # ours was the last reference: close() has already notified
-                    return None
-                wake.wait()
-            waiting = queue.popleft()
-            if waiting.future.set_running_or_notify_cancel():
-                waiting.engine._running += 1
-                return waiting
-            del waiting
-
-
-def _placed(deployment: DeploymentConfig, config: EngineConfig) -> EngineConfig:
-    """Return the config with the device the deployment names.
-
-    Raises: ConfigError when the two contradict each other: one of them is a mistake.
-    """
-    replicas = replica_devices(deployment, config.parallel)
-    if replicas is None:
-        return config
-    device, target = replicas[0][0], config.device.target
-    if device == target:
-        return config
-    if target == "cuda" and device.startswith("cuda:"):
-        return config.replace(device=config.device.replace(target=device))
-    raise ConfigError(
-        f"DeploymentConfig.devices must agree with EngineConfig.device.target {target!r}; got "
-        f"{device!r}. Change one of them (PHYAI_DEVICE overrides the target)."
-    )
-
-
-def _check_single(deployment: DeploymentConfig, config: EngineConfig) -> None:
-    if deployment.replica_count > 1:
-        raise ConfigError(
-            "replica_count must be 1 in this version, which has no replica pool yet; got "
-            f"{deployment.replica_count}. Start one Engine per process instead."
-        )
-    world = config.parallel.infer_replica_world_size()
-    if world > 1:
-        raise ConfigError(
-            "parallel sizes must be 1 in this version, which runs one rank per replica; got a "
-            f"replica of {world} ranks."
-        )

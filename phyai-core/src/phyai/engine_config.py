@@ -145,6 +145,9 @@ class RuntimeConfig(Config):
     memory_budget_bytes: int | None = field(
         default=None, metadata=_help("limit of static buffers; null = none")
     )
+    memo_bytes: int = field(
+        default=268435456, metadata=_help("limit of what is kept across requests; 0 = nothing")
+    )
     max_live_caches: int = field(
         default=16, metadata=_help("caches (key, batch bucket) kept alive, least recent leaves")
     )
@@ -155,13 +158,19 @@ class RuntimeConfig(Config):
         default=None,
         metadata=_help("seconds without a request until a session expires; null = never"),
     )
+    batch_wait_ms: float = field(
+        default=0.0,
+        metadata=_help("wait so long for requests that may share a batch; 0 = never join any"),
+    )
     warmup: bool = field(
         default=False,
         metadata=_help("at start, run the checkpoint's full request once per batch bucket"),
     )
     num_threads: int | None = field(default=None, metadata=_help("CPU threads; null = torch's"))
     seed: int | None = field(default=None, metadata=_help("seed of the process"))
-    dist_timeout_s: float = field(default=600.0, metadata=_help("collective timeout, seconds"))
+    dist_timeout_s: float = field(
+        default=600.0, metadata=_help("until every rank has loaded, seconds")
+    )
     freeze_kernel_choices: bool = field(
         default=True, metadata=_help("no new kernel choice after start-up")
     )
@@ -195,9 +204,11 @@ class RuntimeConfig(Config):
         check_int(self, "max_live_caches", "max_sessions", "flashinfer_workspace_bytes", minimum=1)
         check_seconds(self, "session_ttl_s", optional=True)
         check_int(self, "memory_budget_bytes", minimum=1, optional=True)
+        check_int(self, "memo_bytes", minimum=0)
         check_int(self, "num_threads", minimum=1, maximum=MAX_THREADS, optional=True)
         check_int(self, "seed", minimum=0, optional=True)
         check_seconds(self, "dist_timeout_s")
+        check_seconds(self, "batch_wait_ms", zero_ok=True)
         check_choice(self, "flashinfer_prefill_backend", get_args(PrefillBackend), optional=True)
         check_choice(self, "flashinfer_bf16_backend", get_args(Bf16Backend))
         _paths_to_text(self, "flashinfer_autotune_cache", "debug_tensor_dump_dir")

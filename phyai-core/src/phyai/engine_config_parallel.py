@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from phyai.config_fields import Config, check_instance, check_int, fail
+from phyai.config_fields import Config, check_instance, check_int, check_seconds, fail
 from phyai.errors import ConfigError
 
 
@@ -66,6 +66,9 @@ class ParallelConfig(Config):
     ep_size: int = field(default=1, metadata=_help("only 1"))
     sp_size: int = field(default=1, metadata=_help("only 1"))
     cp_size: int = field(default=1, metadata=_help("only 1"))
+    timeout_s: float = field(
+        default=60.0, metadata=_help("how long a rank waits for the others of its replica")
+    )
 
     def __post_init__(self) -> None:
         check_instance(self, "dense", DenseParallelConfig, optional=True)
@@ -73,6 +76,7 @@ class ParallelConfig(Config):
         check_int(self, "cfg_size", "pipeline_size", "dp_size", minimum=1)
         check_int(self, "ep_size", "sp_size", "cp_size", minimum=1)
         check_int(self, "tp_size", "world_size", minimum=1, optional=True)
+        check_seconds(self, "timeout_s")
         if self.dp_size > 1:
             fail(
                 self, "dp_size", "must be 1", " Use DeploymentConfig.replica_count for more copies."

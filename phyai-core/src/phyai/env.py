@@ -133,6 +133,7 @@ REGISTRY: tuple[EnvVar, ...] = (
     _var("NUM_THREADS", "runtime.num_threads", _maybe_int, "CPU threads of one process"),
     _var("SEED", "runtime.seed", _maybe_int, "seed of the process"),
     _var("MEMORY_BUDGET_BYTES", "runtime.memory_budget_bytes", _maybe_int, "limit of buffers"),
+    _var("MEMO_BYTES", "runtime.memo_bytes", parse_int, "limit of what is kept across requests"),
     _var("MAX_LIVE_CACHES", "runtime.max_live_caches", parse_int, "caches kept alive (LRU)"),
     _var("MAX_SESSIONS", "runtime.max_sessions", parse_int, "sessions kept (LRU)"),
     _var(
@@ -141,6 +142,12 @@ REGISTRY: tuple[EnvVar, ...] = (
         optional(parse_number),
         "seconds until an unused session expires",
     ),
+    _var(
+        "BATCH_WAIT_MS",
+        "runtime.batch_wait_ms",
+        parse_number,
+        "milliseconds to wait for requests that may share a batch; 0 = never join any",
+    ),
     _var("WORLD_SIZE", "parallel.world_size", _maybe_int, "ranks of one replica"),
     _var("DP_SIZE", "parallel.dp_size", parse_int, "only 1; replicas belong to the deployment"),
     _var("CFG_SIZE", "parallel.cfg_size", parse_int, "ranks that share the guidance branches"),
@@ -148,6 +155,12 @@ REGISTRY: tuple[EnvVar, ...] = (
     _var("SP_SIZE", "parallel.sp_size", parse_int, "only 1"),
     _var("CP_SIZE", "parallel.cp_size", parse_int, "only 1"),
     _var("TP_SIZE", "parallel.tp_size", parse_int, "tensor parallel ranks"),
+    _var(
+        "PARALLEL_TIMEOUT_S",
+        "parallel.timeout_s",
+        parse_number,
+        "seconds a rank waits for the others of its replica",
+    ),
     _var(
         "FLASHINFER_WORKSPACE_BYTES",
         "runtime.flashinfer_workspace_bytes",
@@ -249,6 +262,12 @@ def unknown_names(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     source = os.environ if environ is None else environ
     known = {var.name for var in REGISTRY}
     return tuple(sorted(n for n in source if n.startswith(PREFIX) and n not in known))
+
+
+def given(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return every PHYAI_* variable that is set, for a process that starts elsewhere."""
+    source = os.environ if environ is None else environ
+    return {name: text for name, text in source.items() if name.startswith(PREFIX)}
 
 
 def override(

@@ -16,12 +16,15 @@ PhyaiError
 │       ├── SessionUnknown          no such session here, or lost too long ago to say how
 │       ├── SessionEvicted          it made room for others
 │       ├── SessionExpired          no request came within its time to live
-│       └── SessionClosed           it was closed
+│       ├── SessionClosed           it was closed
+│       └── SessionReplicaDied      the replica that had it died
 ├── CapacityError                       a limit of memory or of a pool
 │   └── StaticCacheError                a static cache is full
 ├── EngineUnavailableError (RuntimeError)  closed, starting, dead or poisoned; see ``.reason``
 ├── ActionRejected                      a computed action was blocked before it left
 ├── WeightUpdateError (RuntimeError)    an online weight update went wrong
+├── CommTimeoutError (RuntimeError)     ranks of a replica did not arrive at a collective
+├── NoBackendError (RuntimeError)       torch lacks the collectives a topology needs
 ├── KernelUnavailable                   no implementation of an op fits the facts
 └── CudaGraphError (RuntimeError)       misuse of a captured graph
 
@@ -86,7 +89,7 @@ class RequestError(PhyaiError, ValueError):
 
 
 class SessionLost(RequestError):
-    """The session's row is gone; ``seq`` 0 opens it anew. See its four subclasses.
+    """The session's row is gone; ``seq`` 0 opens it anew. See its five subclasses.
 
     How a session was lost is remembered for the last 1024 of them. After that the same request
     is a SessionUnknown, as it is on a replica that never had the session.
@@ -107,6 +110,10 @@ class SessionExpired(SessionLost):
 
 class SessionClosed(SessionLost):
     """The session was closed by ``Engine.close_session``."""
+
+
+class SessionReplicaDied(SessionLost):
+    """The process that had the session died."""
 
 
 class CapacityError(PhyaiError):
@@ -133,11 +140,40 @@ def _rebuild_unavailable(message: str, reason: UnavailableReason) -> EngineUnava
 
 
 class ActionRejected(PhyaiError):
-    """A computed action was non-finite or blocked by a validator, and did not leave."""
+    """A computed action was non-finite or blocked by a validator, and did not leave.
+
+    validator: who blocked it; None for core's own checks.
+    """
+
+    def __init__(self, message: str = "", *, validator: str | None = None) -> None:
+        super().__init__(message)
+        self.validator = validator
 
 
 class WeightUpdateError(PhyaiError, RuntimeError):
     """An online weight update was misused or failed."""
+
+
+class CommTimeoutError(PhyaiError, RuntimeError):
+    """Ranks of a replica did not arrive at a collective; ``ranks`` says which, as far as known.
+
+    The replica must be started anew: its ranks no longer agree on where they are.
+    """
+
+    def __init__(self, message: str, *, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_timeout, (self.args[0], self.ranks))
+
+
+def _rebuild_timeout(message: str, ranks: tuple[int, ...]) -> CommTimeoutError:
+    return CommTimeoutError(message, ranks=ranks)
+
+
+class NoBackendError(PhyaiError, RuntimeError):
+    """torch was built without the collectives a topology needs."""
 
 
 class KernelUnavailable(PhyaiError):

@@ -12,6 +12,7 @@ from phyai.binding import HookBinder
 from phyai.cuda_graph import capturing
 from phyai.engine_config import EngineConfig, KernelConfig
 from phyai.env import cache_dir
+from phyai.errors import ConfigError
 from phyai.kernels import Autotuner, KernelPolicy, KernelTable, cpu, load_policy, parse_policy
 from phyai.kernels.facts import process_facts
 from phyai.plugins import find, load_hook_plugins
@@ -46,16 +47,23 @@ def apply_policy(table: KernelTable, config: EngineConfig) -> None:
 
     Layers ask its ``quantization`` section when they are built; one that no kernel runs in the
     format it gets refuses to be built, with its name.
-    Raises: ConfigError for a policy that is wrong or names what is not in the table.
+    Raises: ConfigError for a policy that is wrong or names what is not in the table, and for one
+        that measures where there are several ranks.
     """
     policy = read_policy(config.kernel, table.known_facts)
     profile = config.kernel.profile or (policy.profile if policy else None)
-    tuner = None
+    tuner, ranks = None, config.parallel.infer_replica_world_size()
     if profile == "autotune":
+        if ranks > 1:
+            raise ConfigError(
+                "kernel profile must be 'static' where several ranks compute alike, as each would "
+                f"measure for itself; got 'autotune' with {ranks} ranks. Write what one rank "
+                "measured into a policy."
+            )
         tuner = Autotuner(
             config.kernel.benchmark, config.kernel.autotune_cache, capturing=capturing
         )
-    elif profile is None and table.context.get("device.type") == "cpu":
+    elif profile is None and ranks == 1 and table.context.get("device.type") == "cpu":
         tuner = cpu_tuner(config.kernel)
     table.use(policy, tuner)
     if policy is not None:
@@ -65,8 +73,8 @@ def apply_policy(table: KernelTable, config: EngineConfig) -> None:
 def cpu_tuner(config: KernelConfig) -> Autotuner | None:
     """Return what decides between the C++ kernels and torch's on CPUs that have units for bfloat16.
 
-    Both are good there, and no table says which is better; measured once per machine. None on
-    other CPUs: the order of the catalogue is right.
+    Both are good there, and no table says which is better; measured once per machine, and not for
+    several ranks, which must choose alike. None on other CPUs: the catalogue's order is right.
     """
     if not cpu.has_16_bit_arithmetic():
         return None

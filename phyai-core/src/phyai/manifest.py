@@ -43,8 +43,11 @@ class AdapterManifest:
     key_probes: tensor-name suffixes only this model's checkpoints have.
     golden: ``pkg.mod:func``; ``func(path, root) -> list[GoldenRun]``, see phyai.golden; "" = none.
     cost: ``pkg.mod:func``; ``func(args) -> CostModel``, see phyai.cost; "" = none.
-    capabilities: open dict: kind, action_dim, horizon, cameras, control_hz, parallel, options,
-        precisions ({name: aliases}), sessions, ...
+    media: ``pkg.mod:func``; ``func() -> MediaFiles``, see phyai.media_files; "" = no media.
+    capabilities: open dict: kind, action_dim, horizon, cameras, control_hz, parallel, options and
+        own_options (core's and the adapter's own), precisions ({name: aliases}), sessions, files
+        (patterns of what is downloaded of a checkpoint; without them: JSON and safetensors), ...
+        A plugin with media and without action_dim returns media alone.
 
     >>> from phyai.manifest import AdapterManifest
     >>> mine = AdapterManifest("mine", "my policy", "my_package.main:Mine", "my_package.main:Args")
@@ -65,6 +68,7 @@ class AdapterManifest:
     weights_licence: str = ""
     golden: str = ""
     cost: str = ""
+    media: str = ""
 
     def to_json(self) -> str:
         """Return the manifest as a JSON object; TypeError when a capability is not JSON."""

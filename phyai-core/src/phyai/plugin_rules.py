@@ -286,7 +286,7 @@ def check_manifest(manifest: AdapterManifest, plugin_id: str, *, on_disk: bool =
     if not isinstance(manifest.weights_licence, str):
         raise _broken(plugin_id, "weights_licence", "be a string", manifest.weights_licence)
     objects = {"target": manifest.target, "args": manifest.args} if on_disk else {}
-    for name in ("golden", "cost"):
+    for name in ("golden", "cost", "media"):
         if value := getattr(manifest, name):
             objects[name] = value
     for preset in presets:

@@ -78,9 +78,9 @@ def check_steps(num_steps: Any, default: int, most: int) -> int:
     if num_steps is None:
         return default
     if not is_integer(num_steps):
-        raise RequestError(f"num_steps must be an integer; got {num_steps!r}.")
+        raise RequestError(f"num_steps must be an integer; got {num_steps!r}. Send a whole number.")
     if not 1 <= num_steps <= most:
-        raise RequestError(f"num_steps must be in [1, {most}]; got {num_steps}.")
+        raise RequestError(f"num_steps must be in [1, {most}]; got {num_steps}. Change it.")
     return int(num_steps)
 
 

@@ -3,43 +3,42 @@
 run(batch) = cache.load -> sessions.load -> encode -> start -> solve(predict) -> known -> output
              -> validate -> sessions.commit
 
+A batch is one request, or several whole ones that were joined.
+
 Every part is bound to plain callables once, when its key is first seen; nothing passes through
 the plugin manager while a request runs.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 import torch
 
 from phyai.addresses import nbytes
+from phyai.bound import Bound, OnStep, chain, check_prediction, each
 from phyai.cache import Cache
 from phyai.errors import (
     ActionRejected,
     CapacityError,
-    ConfigError,
+    CommTimeoutError,
     PluginContractError,
     SessionLost,
 )
-from phyai.known import Hold, impose
+from phyai.guidance import BRANCHES, COND, Guidance
+from phyai.joining import Failed, joined, part_of, row_ranges
+from phyai.known import Hold
+from phyai.request_watch import Stops
+from phyai.result_checks import check_chunks, not_finite
 from phyai.rtc import GuidedRTC
 from phyai.scheduler import Scheduler
 from phyai.sessions import SessionStore
-from phyai.types import (
-    ActionChunk,
-    Denoiser,
-    Grid,
-    Key,
-    Prediction,
-    Prepared,
-    Solver,
-    Step,
-)
+from phyai.step_unit import StepUnit
+from phyai.types import Denoiser, Key, Prediction, Prepared, Solver, Step
 
 if TYPE_CHECKING:
     from phyai.adapter import Adapter
@@ -47,11 +46,18 @@ if TYPE_CHECKING:
     from phyai.services import Services
     from phyai.types import Tensors
 
+log = logging.getLogger("phyai")
+
 _Place: TypeAlias = tuple[Key, int]  # what a live cache belongs to: key and batch bucket
+Agree: TypeAlias = Callable[[BaseException | None], None]
+"""agree(error): all ranks have loaded, or failed to; raises one error on all where any has."""
 
 
 class Runner:
-    """Runs prepared batches through one adapter; holds the caches and graphs of its live keys."""
+    """Runs prepared batches through one adapter; holds the caches and graphs of its live keys.
+
+    agree: how ranks that load different branches agree that they have; None = there are none.
+    """
 
     def __init__(
         self,
@@ -61,6 +67,7 @@ class Runner:
         scheduler: Scheduler,
         max_live_caches: int = 16,
         sessions: SessionStore | None = None,
+        agree: Agree | None = None,
     ) -> None:
         self.adapter, self.services, self.scheduler = adapter, services, scheduler
         self.sessions = sessions or SessionStore(services.memory, plugin=adapter.name)
@@ -68,30 +75,42 @@ class Runner:
         self.spec = binder.bind_part("phyai_cache", adapter.cache())
         self.solver: Solver = binder.bind_part("phyai_solver", adapter.solver())
         self.output = binder.bind_part("phyai_output", adapter.output())
-        self.network: Denoiser = binder.bind_denoiser("network", adapter.denoiser())
+        self.step_unit: StepUnit | None = None
+        around = self._as_step_unit if _unit(adapter) == "step" else None
+        self.network: Denoiser = binder.bind_denoiser("network", adapter.denoiser(), around=around)
         self._binder = binder
         self.validators = binder.validators()
-        self.max_live_caches = max_live_caches
-        self._bound: OrderedDict[tuple[Key, int], _Bound] = OrderedDict()
+        self.max_live_caches, self.agree = max_live_caches, agree
+        self._bound: OrderedDict[tuple[Key, int], Bound] = OrderedDict()
         self._names = 0
         self._changes = 0
         self._counted = (-1, 0)  # changes when the model's bytes were counted, and the bytes
-        _check_prediction(self.solver, self.network, adapter.name)
+        self._warned = False
+        check_prediction(self.solver, self.network, adapter.name)
         self.rollout_solver: Solver | None = binder.bind_part(
             "phyai_rollout_solver", adapter.rollout_solver()
         )
         # Bound again for each key; what is broken must fail here and not at the first request.
-        _check_prediction(self.solver, self.predict("off"), adapter.name)
-        unit = getattr(adapter, "graph_unit", "loop")
-        if unit != "loop":
-            raise PluginContractError(
-                f"graph_unit of adapter {adapter.name!r} must be 'loop' in this version; got "
-                f"{unit!r}. Leave it out."
-            )
+        check_prediction(self.solver, self.predict(Key()), adapter.name)
 
     def run(self, batch: Prepared) -> Any:
         """Return one result per row (Observations) or the model-space tensors (model request)."""
+        (outcome,) = self.run_joined((batch,))
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        return outcome
+
+    def run_joined(self, requests: Sequence[Prepared], stops: Stops | None = None) -> list[Any]:
+        """Run whole requests as one batch; return the result of each, or Failed with its own error.
+
+        stops: hears of the steps; who was stopped gets a CancelledError. None = nobody.
+        Raises: what fails them all. Nothing was kept of any then, and each can be run alone.
+        """
+        stops = Stops() if stops is None else stops
+        stops.told(0, 0)
         stage = self.services.profile.stage
+        batch = joined(requests)
+        parts = row_ranges(requests)
         place = (batch.key, self.scheduler.batch_bucket(batch.rows))
         with torch.no_grad():
             try:
@@ -100,19 +119,29 @@ class Runner:
                 with stage("encode"):
                     bound.encode()
                 with stage("solve"):
-                    bound.solve()
+                    bound.solve(_hearing(stops, bound))
                 with stage("output"):
-                    results = self._output(bound.result(), bound.cache, batch)
-            except SessionLost:  # closed while its request waited: nothing has run
-                raise
+                    x = bound.result()
+                    outcomes, bad = self._output(x, bound.cache, batch, parts)
+            except (SessionLost, CancelledError):
+                raise  # closed while it waited, nothing has run; or stopped between two steps
             except BaseException as error:
                 self._binder.add_note(error)
                 self._forget(place)  # its buffers may hold NaN, or half a request
                 raise
             with stage("validate"):
-                self._validate(results, batch)
-                self.sessions.commit(bound.cache, batch, results)
-        return results
+                stopped = stops.sealed()
+                for number, request in enumerate(requests):
+                    if number in stopped:
+                        outcomes[number] = Failed(CancelledError())
+                    elif number not in bad:
+                        first = parts[number].start
+                        outcomes[number] = self._accept(
+                            outcomes[number], request, bound.cache, first
+                        )
+        if bad:
+            self._forget(place)
+        return outcomes
 
     def refresh(self) -> None:
         """Rebuild weight-derived tables of every live grid, in place.
@@ -120,17 +149,28 @@ class Runner:
         Graphs whose tensors are at other addresses afterwards are captured anew. Sessions are kept:
         their rows are of the robot, made with the weights of their time.
         """
+        self.services.memo.clear()
         self.adapter.refresh()
         for bound in self._bound.values():
-            _each(bound.predict, "prepare_grid", bound.grid)
+            each(bound.predict, "prepare_grid", bound.grid)
         self._changes += 1
         self.services.graphs.recapture_moved()
 
-    def predict(self, rtc: str) -> Denoiser:
-        """Return predict = RTC(Guidance(Hold(network))) inside the hooks of stage prediction."""
+    def predict(self, key: Key, caches: Mapping[str, Cache] | None = None) -> Denoiser:
+        """Return predict = RTC(Guidance(Hold(network))) inside the hooks of stage prediction.
+
+        caches: by branch, of those this rank evaluates; without them nothing is guided.
+        """
+        recorder, cfg = self.services.profile.recorder, self.services.parallel.cfg
         predict: Denoiser = Hold(_Recorded(self.network, self.services))
-        if rtc == "guided":
-            predict = GuidedRTC(predict, self.services.profile.recorder)
+        if caches and key.branches == BRANCHES:
+            interval = key.guidance_interval
+            predict = Guidance(predict, caches, interval=interval, cfg=cfg, recorder=recorder)
+        elif caches and cfg.size > 1 and not self._warned:
+            self._warned = True
+            log.warning("a request without guidance: %d cfg ranks compute the same", cfg.size)
+        if key.rtc == "guided":
+            predict = GuidedRTC(predict, recorder)
         return self._binder.bind_denoiser("prediction", predict)
 
     def model_objects(self, predict: Denoiser) -> Mapping[str, object]:
@@ -140,9 +180,9 @@ class Runner:
         """
         return {
             **self.adapter.dump_targets(),
-            "conditioning": _chain(self.conditioning),
-            "solver": _chain(self.solver),
-            "denoiser": _chain(predict),
+            "conditioning": chain(self.conditioning),
+            "solver": chain(self.solver),
+            "denoiser": chain(predict),
             "adapter": self.adapter,
         }
 
@@ -164,69 +204,84 @@ class Runner:
 
     # ------------------------------------------------------------ internals
 
-    def _output(self, x: Tensors, cache: Cache, batch: Prepared) -> Any:
-        for leaf, tensor in x.items():
-            if not bool(torch.isfinite(tensor).all()):
-                raise ActionRejected(
-                    f"result {leaf!r} must be finite; got NaN or infinity. Check the checkpoint "
-                    "and the inputs of this request."
-                )
+    def _output(
+        self, x: Tensors, cache: Cache, batch: Prepared, parts: Sequence[slice]
+    ) -> tuple[list[Any], dict[int, ActionRejected]]:
+        """Return what each request gets, and the errors of those whose numbers are not finite."""
+        bad = not_finite(x, parts)
+        if len(bad) == len(parts):
+            raise bad[0]
+        for error in bad.values():
+            self._binder.add_note(error)
         if batch.meta is None:
-            return self.output.tensors(x, cache, batch)
-        results = self.output.decode(x, cache, batch)
-        if len(results) != batch.rows:
-            raise PluginContractError(
-                f"output.decode of {self.adapter.name!r} must return one result per row; got "
-                f"{len(results)} for {batch.rows} rows."
-            )
+            results = self.output.tensors(x, cache, batch)
+        else:
+            results = list(self.output.decode(x, cache, batch))
+            if len(results) != batch.rows:
+                raise PluginContractError(
+                    f"output.decode of {self.adapter.name!r} must return one result per row; got "
+                    f"{len(results)} for {batch.rows} rows."
+                )
+        if len(parts) == 1:
+            return [results], bad
+        outcomes = [part_of(results, rows, batch.rows) for rows in parts]
+        return [Failed(bad[n]) if n in bad else out for n, out in enumerate(outcomes)], bad
+
+    def _accept(self, results: Any, request: Prepared, cache: Cache, first: int) -> Any:
+        """Validate and commit one request; its rows begin at ``first`` of the cache.
+
+        A model request is checked for finiteness alone.
+        """
+        try:
+            if request.meta is not None:
+                check_chunks(results, self.validators)
+            self.sessions.commit(cache, request, results, first)
+        except BaseException as error:  # also an interrupt: others of the batch are kept by now
+            return Failed(error)
         return results
 
-    def _validate(self, results: Any, batch: Prepared) -> None:
-        """Block chunks nobody may execute. A model request is checked for finiteness alone."""
-        if batch.meta is None:
-            return
-        for chunk in results:
-            if isinstance(chunk, ActionChunk):
-                self._validate_chunk(chunk)
+    def _as_step_unit(self, network: Denoiser) -> Denoiser:
+        graphs, recorder = self.services.graphs, self.services.profile.recorder
+        self.step_unit = StepUnit(network, graphs, recorder)
+        return self.step_unit
 
-    def _validate_chunk(self, chunk: ActionChunk) -> None:
-        if not np.isfinite(chunk.actions).all():
-            raise ActionRejected(
-                "actions must be finite in robot units; got NaN or infinity. Check the "
-                "checkpoint's statistics."
-            )
-        guarded = _read_only(chunk) if self.validators else chunk
-        for name, validator in self.validators:
-            try:
-                problem = validator(guarded)
-            except (Exception, SystemExit) as error:
-                raise ActionRejected(
-                    f"validator {name!r} raised {type(error).__name__}: {error}. "
-                    "The chunk was blocked."
-                ) from error
-            if problem:
-                raise ActionRejected(f"validator {name!r} blocked the chunk: {problem}")
+    def _load(self, place: _Place, batch: Prepared) -> Bound:
+        """Bind and load; over the memory budget the least recent caches make room first.
 
-    def _load(self, place: _Place, batch: Prepared) -> _Bound:
-        """Bind and load; over the memory budget the least recent caches make room first."""
+        They do so on all ranks when one of them has no room: all keep caches of the same keys, or
+        one would capture anew what others replay.
+        """
         while True:
             try:
-                bound = self._bind(place)
-                bound.load(batch)
-                return bound
+                return self._loaded(place, batch)
             except CapacityError:
                 self._forget(place)
                 if not self._bound:
                     raise
                 self._forget(next(iter(self._bound)))
 
-    def _bind(self, place: _Place) -> _Bound:
+    def _loaded(self, place: _Place, batch: Prepared) -> Bound:
+        """Bind and load. Raises: what that failed with here, or on another rank."""
+        try:
+            bound = self._bind(place)
+            bound.load(batch)
+        except (CommTimeoutError, KeyboardInterrupt):
+            raise  # the ranks go on no more
+        except BaseException as error:
+            if self.agree is not None:
+                self.agree(error)
+            raise
+        if self.agree is not None:
+            self.agree(None)
+        return bound
+
+    def _bind(self, place: _Place) -> Bound:
         bound = self._bound.get(place)
         if bound is None:
             while len(self._bound) >= self.max_live_caches:
                 self._forget(next(iter(self._bound)))
             self._names += 1
-            bound = self._bound[place] = _Bound(self, *place, f"cache{self._names}")
+            bound = self._bound[place] = Bound(self, *place, f"cache{self._names}")
             self._changes += 1
         self._bound.move_to_end(place)
         return bound
@@ -239,157 +294,45 @@ class Runner:
         bound.close()
         sigmas = bound.grid[0].grid
         if all(other.grid[0].grid != sigmas for other in self._bound.values()):
-            _each(bound.predict, "release_grid", bound.grid)
+            each(bound.predict, "release_grid", bound.grid)
         self._changes += 1
 
 
-class _Bound:
-    """What one (key, batch bucket) owns: cache, grid, composed prediction, graphs."""
-
-    def __init__(self, runner: Runner, key: Key, bucket: int, name: str) -> None:
-        self.runner, self.key = runner, key
-        services, spec = runner.services, runner.spec(key)
-        _refuse_unbuilt(key)
-        runner.sessions.declare(spec)
-        self.grid = runner.solver.grid(key)
-        self.predict = runner.predict(key.rtc)
-        _check_prediction(runner.solver, self.predict, runner.adapter.name)
-        self.cache = Cache(name, key, bucket, spec, services.memory, services.device, "cond")
-        try:
-            _each(self.predict, "prepare_grid", self.grid)
-        except BaseException:
-            self.cache.close()
-            raise
-        self.x: Tensors = {}
-        self._name = name
-        self._regions: dict[str, Callable[[], Any]] = {}
-
-    def load(self, batch: Prepared) -> None:
-        self.cache.load(batch)
-        self.runner.sessions.load(self.cache, batch)
-        if (plan := _outermost(self.runner.conditioning, "plan")) is not None:
-            plan(self.cache, batch)
-        if not self.x:
-            self._allocate_x()
-
-    def encode(self) -> None:
-        self._region("encode", self._encode, self.runner.conditioning)()
-
-    def solve(self) -> None:
-        self._region("solve", self._solve, self.runner.solver, self.predict)()
-
-    def result(self) -> Tensors:
-        """Return x of the batch's own rows, in fresh tensors."""
-        own = {leaf: tensor[: self.cache.rows].clone() for leaf, tensor in self.x.items()}
-        for leaf, tensor in own.items():
-            self.runner.services.profile.record(f"result.{leaf}", tensor)
-        return own
-
-    def close(self) -> None:
-        self.runner.services.graphs.release(self._name)
-        self._regions.clear()
-        self.x.clear()
-        self.cache.close()
-
-    def _encode(self) -> None:
-        self.runner.conditioning.encode(self.cache)
-
-    def _solve(self) -> None:
-        x = impose(self.runner.adapter.start(self.cache), self.cache)
-        x = self.runner.solver.solve(self.predict, x, self.cache, self.grid)
-        for leaf, tensor in impose(x, self.cache).items():
-            self.x[leaf].copy_(tensor)
-
-    def _allocate_x(self) -> None:
-        start = self.runner.adapter.start(self.cache)
-        names = {leaf: f"{self.cache.name}/x.{leaf}" for leaf in start}
-        fresh = self.runner.services.memory.allocate_all(
-            {names[leaf]: (tuple(t.shape), t.dtype) for leaf, t in start.items()}
+def _unit(adapter: Adapter) -> str:
+    """Return the adapter's graph unit, as it is once the adapter has loaded."""
+    unit = getattr(adapter, "graph_unit", "loop")
+    if unit not in ("loop", "step"):
+        raise PluginContractError(
+            f"graph_unit of adapter {adapter.name!r} must be 'loop' or 'step'; got {unit!r}. "
+            "Choose one of them."
         )
-        self.x = {leaf: fresh[name] for leaf, name in names.items()}
+    return unit
 
-    def _region(self, name: str, fn: Callable[[], Any], *parts: Any) -> Callable[[], Any]:
-        region = self._regions.get(name)
-        if region is None:
-            unsafe = next((type(p).__name__ for p in parts if not _capture_safe(p)), None)
-            region = self.runner.services.graphs.capture(
-                f"{self._name}/{name}",
-                fn,
-                (self.key, self.cache.capacity),
-                unsafe=unsafe,
-                reads=self.runner.model_objects(self.predict),
-                updates=tuple(self.cache.session_buffers.values()),
-            )
-            self._regions[name] = region
-        return fn if self.runner.services.profile.recorder.inside else region
+
+def _hearing(stops: Stops, bound: Bound) -> OnStep | None:
+    """Return what tells of each step; None when nobody wants to know."""
+    if stops.idle:
+        return None
+    return lambda step: stops.told(step.index + 1, len(bound.grid))
 
 
 class _Recorded:
-    """The bare network, putting each step's x and prediction into the recorder when one listens."""
+    """The bare network; counts evaluations, and puts each step into a recorder that listens.
+
+    What the unconditional branch predicts is named ``steps.uncond.<leaf>``.
+    """
 
     def __init__(self, inner: Denoiser, services: Services) -> None:
-        self.inner, self.recorder = inner, services.profile.recorder
+        self.inner, self.profile = inner, services.profile
         self.prediction: Prediction = inner.prediction
 
     def __call__(self, x: Tensors, step: Step, cache: Cache) -> Tensors:
         out = self.inner(x, step, cache)
-        if self.recorder.active:
+        self.profile.count(f"evaluations.{cache.branch}")
+        recorder = self.profile.recorder
+        if recorder.active:
+            at = "steps" if cache.branch == COND else f"steps.{cache.branch}"
             for leaf in x:
-                self.recorder.put(f"steps.{leaf}.x", x[leaf][: cache.rows])
-                self.recorder.put(f"steps.{leaf}.{self.prediction}", out[leaf][: cache.rows])
+                recorder.put(f"{at}.{leaf}.x", x[leaf][: cache.rows])
+                recorder.put(f"{at}.{leaf}.{self.prediction}", out[leaf][: cache.rows])
         return out
-
-
-def _read_only(chunk: ActionChunk) -> ActionChunk:
-    """Return the chunk over the same memory, for eyes only: what is judged must not change."""
-    views = {name: getattr(chunk, name).view() for name in ("actions", "mask", "model_actions")}
-    for view in views.values():
-        view.flags.writeable = False
-    return replace(chunk, **views)
-
-
-def _chain(part: Any) -> Sequence[Any]:
-    """Return a part and everything it wraps (attribute ``inner``), outside first."""
-    parts = []
-    while part is not None:
-        parts.append(part)
-        part = getattr(part, "inner", None)
-    return parts
-
-
-def _capture_safe(part: Any) -> bool:
-    return all(getattr(p, "capture_safe", True) for p in _chain(part))
-
-
-def _each(predict: Denoiser, method: str, grid: Grid) -> None:
-    """Call the outermost part that has ``method`` (prepare_grid, release_grid) with the grid."""
-    if (call := _outermost(predict, method)) is not None:
-        call(grid)
-
-
-def _outermost(part: Any, method: str) -> Callable[..., Any] | None:
-    """Return ``method`` of a part, or of the first part inside it that has it."""
-    found = (getattr(p, method, None) for p in _chain(part))
-    return next((call for call in found if call is not None), None)
-
-
-def _check_prediction(solver: Solver, denoiser: Denoiser, adapter: str) -> None:
-    if denoiser.prediction not in solver.accepts:
-        raise PluginContractError(
-            f"solver {type(solver).__name__} accepts {', '.join(sorted(solver.accepts))}; the "
-            f"denoiser of {adapter!r} predicts {denoiser.prediction!r}. Wrap it with "
-            "phyai.solver.to_velocity or choose another solver."
-        )
-
-
-def _refuse_unbuilt(key: Key) -> None:
-    """Raise for what the contract knows but nothing acts on yet: a wrong result is worse."""
-    if key.branches != ("cond",):
-        raise ConfigError(
-            f"guidance branches must be ('cond',) in this version; got {key.branches!r}. "
-            "Set guidance_scale to 1."
-        )
-    if key.rollout:
-        raise ConfigError(
-            "key.rollout must be False in this version, which records no rollouts; got True."
-        )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from phyai.graph import GraphService
 from phyai.kernels import KernelTable
+from phyai.memo import Memo
 from phyai.memory import Arena
+from phyai.parallel import ParallelService
 from phyai.timers import Profile
 
 Progress = Callable[[int, int, str], None]
@@ -31,3 +33,5 @@ class Services:
     device: torch.device
     dtype: torch.dtype
     progress: Progress = no_progress
+    parallel: ParallelService = field(default_factory=ParallelService.single)
+    memo: Memo = field(default_factory=Memo)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from phyai.errors import PluginContractError, RequestError
 from phyai.session_options import Ids, Seqs, checked, observations_of, of_batch, session_rows
@@ -13,12 +13,15 @@ from phyai.types import CacheSpec, Observation, Prepared
 if TYPE_CHECKING:
     from phyai.sessions import SessionStore
 
+OnWait: TypeAlias = Callable[[Callable[[], bool]], None]
+
 
 class Turn:
     """The sessions of one request, held from before ``prepare`` until it is done.
 
     request: what is left to run of it.  rows: of the whole request; None until that is known.
     void: sessions that were reset or closed meanwhile; nothing is kept of them.
+    on_wait: called when a session is in use, before waiting, with what tells whether it is free.
 
     >>> from phyai.memory import Arena
     >>> from phyai.sessions import SessionStore
@@ -32,6 +35,7 @@ class Turn:
         self._store, self.request = store, request
         self.rows: int | None = None
         self.void: set[str] = set()
+        self.on_wait: OnWait | None = None
         self._ids: Ids = ()  # of the rows that run
         self._seqs: Seqs = ()
         self._answers: dict[int, Frozen] = {}

@@ -48,6 +48,8 @@ LOST_KEPT = 1024
 """Ids of lost sessions whose reason is remembered; older ones are unknown."""
 _WAYS = {SessionEvicted: "evicted", SessionExpired: "expired", SessionClosed: "closed"}
 
+LOST_KINDS = {kind.__name__: kind for kind in _WAYS}
+
 
 @dataclass(slots=True)
 class _Session:
@@ -212,8 +214,11 @@ class SessionStore:
             for tensor in buffers.values():
                 tensor[batch.rows :] = tensor[:1]
 
-    def commit(self, cache: Cache, batch: Prepared, results: Any) -> None:
-        """Keep row, result and seq of every session of a batch, of all of them or of none."""
+    def commit(self, cache: Cache, batch: Prepared, results: Any, first: int = 0) -> None:
+        """Keep row, result and seq of every session of a request, of all of them or of none.
+
+        first: the request's first row in the cache.
+        """
         ids, seqs = of_batch(batch)
         if all(name is None for name in ids):
             return
@@ -228,7 +233,7 @@ class SessionStore:
                     continue
                 session = self._live.get(name) or self._open(name)
                 for buffer, tensor in session.slot.items():
-                    tensor.copy_(cache[buffer][row])
+                    tensor.copy_(cache[buffer][first + row])
                 kept.append((name, session, seq, results[row]))
             for name, session, seq, result in kept:
                 session.seq, session.result = seq, result
@@ -258,6 +263,8 @@ class SessionStore:
                 "runtime.max_sessions or send fewer rows."
             )
         with self._changed:
+            if not (self._closed or self._may_hold(names)) and turn.on_wait is not None:
+                turn.on_wait(lambda: self._may_hold(names))
             self._changed.wait_for(lambda: self._closed or self._may_hold(names))
             if self._closed:
                 raise EngineUnavailableError(
@@ -339,6 +346,11 @@ class SessionStore:
         session = self._live.get(name)
         if session is None:  # closed since the request began
             raise self._lost_error(name, seq)
+        if session.seq == seq:  # what failed after it was kept must not run on top of it
+            raise RequestError(
+                f"seq {seq} of session {name!r} must run once; it has run, and its result was "
+                "lost. Send it again to get it."
+            )
         return session.slot
 
     def _reserve(self, count: int) -> None:

@@ -6,9 +6,9 @@ Dims in docstrings: B rows, H horizon, A action dim, T suffix tokens, C channels
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     Tensors: TypeAlias = dict[str, Tensor]
 
+_Value = TypeVar("_Value")
 Prediction = Literal["velocity", "clean", "noise"]
 
 
@@ -65,7 +66,8 @@ class Observation:
     state: [D_state] float, robot units; None for models without proprioception.
     options: seed, noise, num_steps, guidance_scale, rtc, session_id, seq, deadline. session_id
         (text) and seq (0, 1, ...) belong together: the session of a plugin that keeps some, and
-        the place of this request in it; see ``phyai.sessions``.
+        the place of this request in it; see ``phyai.sessions``. deadline: seconds from submission
+        until the result is needed; core's alone, it limits how long others are waited for.
 
     >>> from phyai.types import Observation
     >>> Observation(images={}, state=[0.0, 0.1], prompt="pick up the cup", options={"seed": 7}).seed
@@ -125,7 +127,7 @@ class Media:
     """A generated video, image or sound of one row.
 
     data: video uint8 [frames, height, width, 3], image uint8 [height, width, 3], sound float32
-        [samples, channels].  rate: frames or samples per second.
+        [samples, channels].  rate: frames or samples per second.  sound: what a video sounds like.
 
     >>> import numpy as np
     >>> from phyai.types import Media
@@ -138,6 +140,7 @@ class Media:
     rate: float | None = None
     timing: Mapping[str, float] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
+    sound: Media | None = None
 
 
 # ---------------------------------------------------------------- one prepared request
@@ -148,6 +151,9 @@ class Key:
     """Everything of a request that changes shapes or control flow; requests with equal keys join.
 
     buckets: (name, size) pairs, such as (("cameras", 3), ("tokens", 48)).
+    branches: ("cond",), or ("cond", "uncond") for guidance; each branch has a cache of its own,
+        and a bucket "uncond.tokens" stands for "tokens" in the second one.
+    guidance_interval: (low, high) in sigma; a step not strictly inside is not guided.
     extra: anything else an adapter's control flow depends on. Lengths, masks, embodiment ids,
     guidance scales and noise are data and never part of a key.
 
@@ -169,17 +175,32 @@ class Key:
         """Return the size of bucket ``name``; KeyError when the key has none."""
         return dict(self.buckets)[name]
 
+    def for_branch(self, branch: str) -> Key:
+        """Return the key as one branch sees it: its own buckets in place of the shared ones.
+
+        >>> key = Key(branches=("cond", "uncond"), buckets=(("tokens", 48), ("uncond.tokens", 8)))
+        >>> key.for_branch("cond").buckets, key.for_branch("uncond").buckets
+        ((('tokens', 48),), (('tokens', 8),))
+        """
+        if len(self.branches) == 1:
+            return self
+        buckets = dict(_of_branch(self.buckets, branch, self.branches, "."))
+        return replace(self, buckets=tuple(buckets.items()))
+
 
 @dataclass(frozen=True)
 class Prepared:
     """A validated request, ready for the device.
 
     tensors: name -> CPU tensor whose first dim is ``rows``. Reserved names: ``noise.<leaf>``,
-        ``known.<leaf>.mask|value``, ``rtc.w`` [B, T], ``rtc.prev`` [B, T, A], ``rtc.max`` [B].
+        ``known.<leaf>.mask|value``, ``rtc.w`` [B, T], ``rtc.prev`` [B, T, A], ``rtc.max`` [B],
+        ``guidance.scale`` [B]. With guidance every branch's cache gets every tensor, but
+        ``uncond/<name>`` is ``<name>`` of the unconditional one and of no other.
     meta: one host object per row for ``Output.decode``; None for a model request, whose result
         is the model-space tensor.
     session_ids, seqs: of every row, None for a row without a session; see
         ``phyai.sessions.session_rows``.
+    joinable: False keeps other requests out of this one's batch.
 
     >>> import torch
     >>> from phyai.types import Key, Prepared
@@ -193,6 +214,28 @@ class Prepared:
     meta: tuple[Any, ...] | None = None
     session_ids: tuple[str | None, ...] | None = None
     seqs: tuple[int | None, ...] | None = None
+    joinable: bool = True
+
+    def for_branch(self, branch: str) -> Prepared:
+        """Return what one guidance branch gets of the request, under the branch's own key."""
+        if len(self.key.branches) == 1:
+            return self
+        tensors = dict(_of_branch(self.tensors.items(), branch, self.key.branches, "/"))
+        return replace(self, tensors=tensors, key=self.key.for_branch(branch))
+
+
+def _of_branch(
+    named: Iterable[tuple[str, _Value]], branch: str, branches: Sequence[str], mark: str
+) -> list[tuple[str, _Value]]:
+    """Return the shared values by name, and behind them the branch's (``branch<mark>name``)."""
+    shared, own = [], []
+    for name, value in named:
+        owner, found, bare = name.partition(mark)
+        if not found or owner not in branches:
+            shared.append((name, value))
+        elif owner == branch:
+            own.append((bare, value))
+    return shared + own
 
 
 # ---------------------------------------------------------------- solver steps
@@ -206,7 +249,8 @@ class Step:
     grid: sigmas of all steps of this grid, the same object in each of its steps; per-step tables
         are looked up by it.
     position: int64 [1] device tensor holding ``index`` when the step is itself a graph input
-        (unit ``step``); None in a loop graph, where the index is a constant.
+        (unit ``step``; what the network gets then has no index, sigma and dt). None in a loop
+        graph, where the index is a constant, and outside the network.
 
     >>> import torch
     >>> from phyai.types import Step
@@ -263,6 +307,7 @@ CacheSpec: TypeAlias = Callable[[Key], Mapping[str, BufferSpec]]
 class Denoiser(Protocol):
     """The bare network: what it predicts for x at one noise level.
 
+    It is called once per guidance branch, with that branch's cache.
     Optional methods: ``prepare_grid(grid)`` writes per-step tables for each live cache of a grid
     (several may share one) and, in place, after ``Adapter.refresh``; ``release_grid(grid)`` says no
     live cache uses the grid any more.

@@ -24,8 +24,20 @@ def warm_up(core: EngineCore) -> int:
     requests of these sizes find everything there. Requests of other sizes still build their own.
     Without graphs every number of rows has its own bucket; only 1 and the largest are run then.
 
+    In a replica of several ranks rank 0 has all of them run it.
     Raises: CapacityError when the caches of all buckets do not fit the memory budget.
     """
+    if core.ranks is None:
+        return _run_all(core)
+    if not core.ranks.leads:
+        core.ranks.until_ready()
+        return 0
+    count = _run_all(core)
+    core.ranks.announce_ready()
+    return count
+
+
+def _run_all(core: EngineCore) -> int:
     if core.manifest is None or not core.manifest.cost:
         log.warning("plugin %s says no request to warm up with: nothing is built yet", core.plugin)
         return 0
@@ -36,7 +48,7 @@ def warm_up(core: EngineCore) -> int:
         workload = replace(model.workload(), rows=rows)
         core.services.progress(number, len(buckets), f"warming up: {workload.label}")
         started, captures = time.perf_counter(), graphs.captures
-        core.runner.run(core.adapter.prepare(model.request(workload)))
+        core.run_prepared(core.adapter.prepare(model.request(workload)))
         seconds = time.perf_counter() - started
         done = graphs.captures - captures
         log.info("warm-up of %s: %.2f s, %d regions captured", workload.label, seconds, done)

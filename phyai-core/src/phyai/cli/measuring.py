@@ -76,10 +76,19 @@ def require_cost(subject: Subject, option: str) -> CostModel:
 
 
 def open_engine(subject: Subject) -> Engine:
-    """Return the running engine, loading it with progress."""
+    """Return the running engine, loading it with progress.
+
+    Raises: ConfigError for several ranks: what is measured of them is in other processes.
+    """
+    setup = subject.setup
+    ranks = setup.config.parallel.infer_replica_world_size()
+    if ranks > 1:
+        raise ConfigError(
+            f"a measured engine must run in this process; got {ranks} ranks (parallel.tp_size, "
+            "parallel.cfg_size). Leave them at 1."
+        )
     with console.Waiting("importing torch"):
         from phyai.engine import Engine, EngineArgs
-    setup = subject.setup
     with console.Waiting("loading weights") as progress:
         return Engine(EngineArgs(setup.plugin, setup.args, setup.config), progress=progress)
 

@@ -82,16 +82,38 @@ def merge(
     )
 
 
-def needs(expected: Mapping[str, Any], manifest: AdapterManifest) -> str:
-    """Return the sentence that tells a user what this checkpoint, or else its plugin, takes."""
+def needs(
+    expected: Mapping[str, Any], manifest: AdapterManifest, given: Observation | None = None
+) -> str:
+    """Return the sentence that tells a user what this checkpoint, or else its plugin, takes.
+
+    given: only of what this observation lacks; "" when that is nothing.
+    """
+    lacks = given or Observation()
     parts = []
     cameras = expected.get("cameras") or manifest.capabilities.get("cameras")
-    if cameras:
+    if cameras and _lack(cameras, lacks.images, bool(expected.get("optional_cameras"))):
         shown = " ".join(f"--image {name}=FILE" for name in cameras)
         some = expected.get("optional_cameras")
         parts.append(f"{shown} (cameras may be left out, not all)" if some else shown)
-    if expected.get("state_dim"):
-        parts.append(f"--state with {expected['state_dim']} numbers")
-    if expected.get("prompt"):
+    width = expected.get("state_dim")
+    if width and (lacks.state is None or _width(lacks.state) != width):
+        parts.append(f"--state with {width} numbers")
+    if expected.get("prompt") and not (isinstance(lacks.prompt, str) and lacks.prompt.strip()):
         parts.append('--prompt "..."')
     return f"It takes {', '.join(parts)}." if parts else ""
+
+
+def _lack(cameras: Sequence[str], images: Mapping[str, Any], optional: bool) -> bool:
+    """Return whether a view is absent. Other names are not judged: the plugin may know more."""
+    if not images or any(name not in cameras for name in images):
+        return not images
+    return not optional and any(name not in images for name in cameras)
+
+
+def _width(state: Any) -> int:
+    """Return the numbers of one state; rows of a history come before it."""
+    import numpy as np
+
+    shape = np.shape(state)
+    return shape[-1] if shape else 0

@@ -19,7 +19,9 @@ from phyai.errors import ConfigError, RequestError
 if TYPE_CHECKING:
     from phyai.cli.run_report import Outcome
     from phyai.cli.run_setup import Setup
+    from phyai.engine import Engine
     from phyai.graph import RegionReport
+    from phyai.manifest import AdapterManifest
     from phyai.types import Observation
 
 
@@ -34,6 +36,12 @@ def run(
         str | None, typer.Option("--state", metavar="0.1,-0.2,...", help="The robot's state.")
     ] = None,
     prompt: Annotated[str | None, typer.Option("--prompt", help="The task, as text.")] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option", metavar="NAME=VALUE", help=f"An option of the observation. {MANY}"
+        ),
+    ] = None,
     seed: Annotated[
         int | None, typer.Option("--seed", min=0, help="Seed of the noise. Default: 0.")
     ] = None,
@@ -58,16 +66,20 @@ def run(
         Path | None,
         typer.Option("--record", metavar="DIR", help="Write observation, result, config, timing."),
     ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Write the video, image or sound it makes."),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Let --record write into a folder with other files.")
     ] = False,
     debug: DebugOption = False,
 ) -> None:
-    """Run a plugin on one observation and print its action chunk and the time of each stage.
+    """Run a plugin on one observation and print what it makes and the time of each stage.
 
     Without --checkpoint a preset of the plugin is built, with its own example observation.
     """  # fmt: skip
-    from phyai.cli import observation, plots, run_report, run_setup
+    from phyai.cli import media, observation, plots, run_report, run_setup
     from phyai.cli import record as records
 
     files = observation.split_images(image or [])
@@ -81,17 +93,25 @@ def run(
     hidden = contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext()
     with hidden:
         setup = run_setup.prepare(wanted)
+        for name, place in (("--plot", plot), ("--record", record)):
+            if place is not None:
+                _check_actions(setup.manifest, name)
+        given = media.parse_options(option or [])
         setup, options = _request_options(setup, seed, steps)
         request = observation.merge(
             setup.sample,
-            images={camera: observation.read_image(file, camera) for camera, file in files.items()},
+            images=media.read_views(files, setup.manifest),
             state=numbers,
             prompt=prompt,
-            options=options,
+            options={**options, **given},
         )
+        writer = None if out is None else media.check_out(out, setup.manifest, request, setup.args)
         outcome = _execute(setup, request, repeat, session, show_header=not json)
         if not json:  # before what may still go wrong
             run_report.print_result(outcome)
+        if writer is not None and out is not None:
+            with console.Waiting("writing the file"):
+                writer.write(out, outcome.result)
         if plot is not None:
             plots.plot_chunk(_chunk(outcome, "--plot"), plot, run_report.describe(outcome))
         data = run_report.as_json(outcome) if json or record is not None else {}
@@ -109,7 +129,7 @@ def run(
     if json:
         console.print_json(data)
         return
-    for what, path in (("picture", plot), ("record", record)):
+    for what, path in (("picture", plot), ("record", record), ("media", out)):
         if path is not None:
             print(f"{what}: {path}")
 
@@ -149,6 +169,7 @@ def _execute(
     with console.Waiting("loading weights") as progress:
         engine = Engine(EngineArgs(setup.plugin, setup.args, setup.config), progress=progress)
     with engine:
+        about = engine.describe()  # ranks have their adapters in other processes
         outcome = run_report.Outcome(
             setup=setup,
             result=None,
@@ -156,9 +177,9 @@ def _execute(
             seed=request.seed,
             load_s=time.perf_counter() - began,
             parameters=run_report.count_parameters(engine),
-            device=str(engine.core.device),
+            device=str(about["device"]),
             dtype=setup.precision or _dtype(engine),
-            expects=engine.adapter.expects(),
+            expects=about["expects"],
         )
         if show_header:
             run_report.print_header(outcome, request)
@@ -168,14 +189,32 @@ def _execute(
             with console.Waiting("running") as progress:
                 for done in range(repeat):
                     progress(done, repeat if repeat > 1 else 0)
-                    result = engine.step(_frame(request, session, done))
+                    frame = _frame(request, session, done)
+                    result = engine.step(frame) if repeat > 1 else stepwise(engine, frame, progress)
                     timings.append(result.timing)
         except RequestError as error:
-            hint = needs(engine.adapter.expects(), setup.manifest)
+            hint = needs(about["expects"], setup.manifest, request)
             raise RequestError(f"{error} {hint}".rstrip()) from error
-        for line in compiled_lines(engine.core.services.graphs.report()):
-            print(line, file=sys.stderr)
+        if engine.core is not None:
+            for line in compiled_lines(engine.core.services.graphs.report()):
+                print(line, file=sys.stderr)
     return replace(outcome, result=result, timings=tuple(timings))
+
+
+def stepwise(engine: Engine, request: Any, progress: console.Waiting) -> Any:
+    """Return the result of a request, showing its solver steps where they run one by one."""
+    if engine.adapter is not None and engine.adapter.graph_unit != "step":
+        return engine.step(request)
+
+    def show(done: int, total: int) -> None:
+        progress(done, total, f"running: step {done} of {total}")
+
+    future = engine.submit(request, show)
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()  # Ctrl-C: it ends after the step that runs
+        raise
 
 
 def _frame(request: Observation, session: str | None, seq: int) -> Observation:
@@ -205,12 +244,22 @@ def _dtype(engine: Any) -> str:
     return name if isinstance(name, str) else engine.config.device.dtype_name
 
 
+def _check_actions(manifest: AdapterManifest, option: str) -> None:
+    """Raise ConfigError, before anything is loaded, for a plugin that makes media alone."""
+    if manifest.media and "action_dim" not in manifest.capabilities:
+        raise _no_actions(option, manifest.id, "media")
+
+
 def _chunk(outcome: Outcome, option: str) -> Any:
     from phyai.types import ActionChunk
 
     if not isinstance(outcome.result, ActionChunk):
-        raise ConfigError(
-            f"{option} needs a plugin that returns actions; {outcome.setup.record.id!r} returned "
-            f"{type(outcome.result).__name__}. Drop the option."
-        )
+        raise _no_actions(option, outcome.setup.record.id, type(outcome.result).__name__)
     return outcome.result
+
+
+def _no_actions(option: str, plugin: str, returned: str) -> ConfigError:
+    return ConfigError(
+        f"{option} needs a plugin that returns actions; {plugin!r} returns {returned}. "
+        "Drop the option."
+    )

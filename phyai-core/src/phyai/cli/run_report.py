@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from phyai.cli import console
-from phyai.types import ActionChunk, Observation
+from phyai.types import ActionChunk, Media, Observation
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,7 +34,7 @@ class Outcome:
     timings: tuple[Mapping[str, float], ...]
     seed: int | None
     load_s: float
-    parameters: int
+    parameters: int | None
     device: str
     dtype: str
     expects: Mapping[str, Any] = field(default_factory=dict)
@@ -46,8 +46,13 @@ class Outcome:
         return {stage: median(t.get(stage, 0.0) for t in kept) for stage in self.timings[0]}
 
 
-def count_parameters(engine: Engine) -> int:
-    """Return the numbers the adapter's modules hold; shared tensors count once."""
+def count_parameters(engine: Engine) -> int | None:
+    """Return the numbers the adapter's modules hold; shared tensors count once.
+
+    None where they are in other processes, each with a part.
+    """
+    if engine.adapter is None:
+        return None
     seen: dict[int, int] = {}
     for module in engine.adapter.dump_targets().values():
         for parameter in module.parameters():
@@ -117,8 +122,14 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
             "model_actions": result.model_actions.tolist(),
         }
     else:
-        data |= {"kind": result.kind, "shape": list(result.data.shape), "rate": result.rate}
+        data |= _media(result)
+        if result.sound is not None:
+            data["sound"] = _media(result.sound)
     return data
+
+
+def _media(result: Media) -> dict[str, Any]:
+    return {"kind": result.kind, "shape": list(result.data.shape), "rate": result.rate}
 
 
 # ---------------------------------------------------------------- tables
@@ -192,8 +203,10 @@ def print_result(outcome: Outcome) -> None:
     if isinstance(result, ActionChunk):
         _print_chunk(screen, result)
     else:
-        rate = f", {result.rate:g} per second" if result.rate else ""
-        screen.print(f"{result.kind} {list(result.data.shape)}{rate}")
+        for part in (result, result.sound):
+            if part is not None:
+                rate = f", {part.rate:g} per second" if part.rate else ""
+                screen.print(f"{part.kind} {list(part.data.shape)}{rate}")
     print(f"peak memory of the process (RSS): {peak_rss_bytes() / 2**20:,.0f} MiB")
 
 

@@ -17,7 +17,7 @@ from phyai.config_fields import DTYPE_NAMES
 from phyai.config_mapping import convert, field_types, from_mapping
 from phyai.config_yaml import apply_overrides
 from phyai.engine_config import DeviceConfig, EngineConfig
-from phyai.errors import CheckpointError, ConfigError, PluginError, did_you_mean
+from phyai.errors import CheckpointError, CheckpointNotFound, ConfigError, PluginError, did_you_mean
 from phyai.manifest import AdapterManifest, Preset
 from phyai.plugins import PluginRecord
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from phyai.types import Observation
 
 DEVICES = ("auto", "cpu", "cuda")
+CONFIGS = ("*.json",)
+"""What tells a checkpoint's plugin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ def prepare(options: RunOptions) -> Setup:
         built = build_preset(record, preset)
     else:
         assert options.checkpoint is not None
-        folder = folder or _resolve(options)
+        folder = folder or _resolve(options, manifest.capabilities.get("files"))
         built = {"checkpoint_dir": str(folder)}
     merged = {**built, **given}
     args = _construct(args_class, merged, record.id)
@@ -117,20 +119,35 @@ def choose_plugin(options: RunOptions) -> tuple[PluginRecord, Path | None]:
     if options.checkpoint is None:
         ids = ", ".join(plugins.registered()) or "none"
         raise ConfigError(f"--plugin or --checkpoint must be given; installed plugins: {ids}.")
+    # Configs first: weights are large, and which of them are wanted is the plugin's to say.
+    found = plugins.recognise(_config_alone(options), ())
+    if len(found) == 1:
+        return plugins.find(found[0]), None
+    if found:
+        raise _ambiguous(options.checkpoint, found)
     folder = _resolve(options)
     return plugins.find(_recognise(options.checkpoint, folder)), folder
 
 
-def _resolve(options: RunOptions) -> Path:
+def _config_alone(options: RunOptions) -> dict[str, Any]:
+    """Return the checkpoint's config.json, empty where there is none; no weights are fetched."""
+    try:
+        return _config_of(_resolve(options, CONFIGS))
+    except CheckpointNotFound:  # perhaps one without any JSON file
+        return {}
+
+
+def _resolve(options: RunOptions, files: Sequence[str] | None = None) -> Path:
+    """Return the checkpoint's folder.  files: patterns of what is downloaded; None = the usual."""
     with Waiting("looking for the checkpoint"):
         from phyai import hub
     assert options.checkpoint is not None
-    return hub.resolve(options.checkpoint, revision=options.revision)
+    allow = files or hub.DEFAULT_ALLOW
+    return hub.resolve(options.checkpoint, revision=options.revision, allow=allow)
 
 
 def _recognise(name: str, folder: Path) -> str:
-    home = folder if folder.is_dir() else folder.parent
-    config = _read_config(home / "config.json")
+    config = _config_of(folder)
     found = plugins.recognise(config, ())
     if len(found) != 1:
         with Waiting("reading tensor names"):
@@ -140,9 +157,7 @@ def _recognise(name: str, folder: Path) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        raise ConfigError(
-            f"checkpoint {name!r} is recognised by {' and '.join(found)}. Choose with --plugin."
-        )
+        raise _ambiguous(name, found)
     ids = ", ".join(plugins.registered()) or "none"
     kind = config.get("type") or config.get("model_type")
     raise CheckpointError(
@@ -150,6 +165,16 @@ def _recognise(name: str, folder: Path) -> str:
         f"{f'type {kind!r}' if kind else 'an unknown one'}. Installed: {ids}. Name one with "
         "--plugin, or install its package."
     )
+
+
+def _ambiguous(name: str, found: Sequence[str]) -> ConfigError:
+    return ConfigError(
+        f"checkpoint {name!r} is recognised by {' and '.join(found)}. Choose with --plugin."
+    )
+
+
+def _config_of(folder: Path) -> dict[str, Any]:
+    return _read_config((folder if folder.is_dir() else folder.parent) / "config.json")
 
 
 def _read_config(file: Path) -> dict[str, Any]:

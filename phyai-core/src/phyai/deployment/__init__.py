@@ -8,5 +8,12 @@ from phyai.deployment.config import (
     replica_devices,
     resolve_mode,
 )
+from phyai.deployment.ray_config import RayConfig
 
-__all__ = ["DeploymentConfig", "WorkerSupervisorConfig", "replica_devices", "resolve_mode"]
+__all__ = [
+    "DeploymentConfig",
+    "RayConfig",
+    "WorkerSupervisorConfig",
+    "replica_devices",
+    "resolve_mode",
+]

@@ -16,11 +16,12 @@ from phyai.config_fields import (
     check_seconds,
     fail,
 )
+from phyai.deployment.ray_config import RayConfig
 from phyai.engine_config import ParallelConfig
 from phyai.errors import ConfigError
 
-Mode = Literal["auto", "inline", "local", "external"]
-ResolvedMode = Literal["inline", "local", "external"]
+Mode = Literal["auto", "inline", "local", "ray", "external"]
+ResolvedMode = Literal["inline", "local", "ray", "external"]
 
 _DEVICE_NAME = re.compile(r"cpu|cuda:(0|[1-9]\d*)")
 
@@ -70,7 +71,7 @@ class DeploymentConfig(Config):
     devices: tuple[int | str, ...] | None = field(
         default=None, metadata=_help("CUDA indices or names; null = the first visible ones")
     )
-    output_rank: int = field(default=0, metadata=_help("rank in a replica that returns results"))
+    output_rank: int = field(default=0, metadata=_help("rank whose results count"))
     auto_start: bool = field(default=True, metadata=_help("start workers in the constructor"))
     process_config: WorkerSupervisorConfig | None = field(
         default=None, metadata=_help("null = the defaults")
@@ -82,6 +83,9 @@ class DeploymentConfig(Config):
     retry_on_worker_death: bool = field(
         default=False, metadata=_help("run a dead worker's requests again elsewhere")
     )
+    ray_config: RayConfig | None = field(
+        default=None, metadata=_help("mode ray: its cluster; null = the defaults")
+    )
 
     def __post_init__(self) -> None:
         check_choice(self, "mode", get_args(Mode))
@@ -90,6 +94,16 @@ class DeploymentConfig(Config):
         check_bool(self, "auto_start", "share_devices", "retry_on_worker_death")
         check_instance(self, "process_config", WorkerSupervisorConfig, optional=True)
         check_choice(self, "result_device", ("cpu",), optional=True)
+        check_instance(self, "ray_config", RayConfig, optional=True)
+        if self.ray_config is not None and self.mode != "ray":
+            fail(self, "ray_config", f"must be None in mode {self.mode!r}", " Use mode 'ray'.")
+        if self.mode == "ray" and self.devices is not None:
+            fail(
+                self,
+                "devices",
+                "must be None in mode 'ray', which chooses them",
+                " Say what a replica needs: RayConfig(num_cpus=..., num_gpus=...).",
+            )
         if self.devices is not None:
             self._check_devices()
         if self.mode in ("inline", "external"):
@@ -146,6 +160,26 @@ class DeploymentConfig(Config):
         return cls(mode="local", devices=given, replica_count=replica_count, **options)
 
     @classmethod
+    def ray(
+        cls,
+        replica_count: int = 1,
+        *,
+        address: str | None = None,
+        num_cpus: float = 1.0,
+        num_gpus: float | None = None,
+        **options: Any,
+    ) -> DeploymentConfig:
+        """Return a deployment on a Ray cluster, which may span hosts; see ``RayConfig``.
+
+        >>> from phyai.deployment import DeploymentConfig
+        >>> DeploymentConfig.ray(replica_count=2, address="auto").ray_config.address
+        'auto'
+        """
+        cluster = RayConfig(address=address, num_cpus=num_cpus, num_gpus=num_gpus)
+        options.setdefault("ray_config", cluster)
+        return cls(mode="ray", replica_count=replica_count, **options)
+
+    @classmethod
     def external(cls, **options: Any) -> DeploymentConfig:
         """Return a deployment whose ranks a launcher (torchrun, an RL framework) has started."""
         return cls(mode="external", **options)
@@ -169,7 +203,7 @@ def device_name(device: int | str) -> str:
 def resolve_mode(
     deployment: DeploymentConfig | None, parallel: ParallelConfig, environ: Mapping[str, str]
 ) -> ResolvedMode:
-    """Return who runs the ranks: inline, local or external.
+    """Return who runs the ranks: inline, local, ray or external.
 
     auto = external under a launcher (``WORLD_SIZE`` > 1 in ``environ``), else local for several
     replicas, several ranks or given devices, else inline.
@@ -198,8 +232,9 @@ def resolve_mode(
             f"excludes replicas and devices; got replica_count={deployment.replica_count}, "
             f"devices={deployment.devices!r}. Unset WORLD_SIZE or use mode 'local'."
         )
-    if deployment.output_rank >= world:
-        fail(deployment, "output_rank", f"must be in [0, {world}), the ranks of a replica")
+    count = parallel.tp_size or 1  # cfg ranks above 0 have the unconditional branch alone
+    if deployment.output_rank >= count:
+        fail(deployment, "output_rank", f"must be in [0, {count}), the ranks with cfg rank 0")
     replica_devices(deployment, parallel)
     return mode
 

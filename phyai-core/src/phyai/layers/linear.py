@@ -21,7 +21,7 @@ class Linear(nn.Module):
     stacked in order.
     epilogue: f, an op of one argument; gated ones halve the outputs. Those in
         ``phyai.kernels.packing.EPILOGUES`` happen in the same pass where the kernel can.
-    loader: of the weight, where the checkpoint has it in another shape.
+    loader, bias_loader: of weight and bias, where the checkpoint has them in another shape.
     packed: False keeps the weight as the checkpoint has it, for callers that read ``weight``.
     Shapes: x [..., in] of the weight's dtype -> [..., sum(out)]; or rounded per token by the norm
     before it, see ``takes_rounded``.
@@ -47,6 +47,7 @@ class Linear(nn.Module):
         epilogue: str = "none",
         packed: bool = True,
         loader: Loader | None = None,
+        bias_loader: Loader | None = None,
     ) -> None:
         super().__init__()
         legs = [names] if isinstance(names, str) else list(names)
@@ -60,9 +61,12 @@ class Linear(nn.Module):
         )
         self.bias: nn.Parameter | None = None
         if bias:
-            self.bias = claim(at.parameter(total), *(f"{n}.bias" for n in legs), loader=joined)
+            self.bias = claim(
+                at.parameter(total), *(f"{n}.bias" for n in legs), loader=bias_loader or joined
+            )
         self.epilogue = epilogue
-        self.scheme = at.scheme(legs, type(self).__name__) if packed else None
+        # One name for all subclasses: a policy names layers alike, however many ranks share them.
+        self.scheme = at.scheme(legs, Linear.__name__) if packed else None
         facts = {
             "in_features": in_features,
             "out_features": total,
@@ -102,13 +106,16 @@ class Linear(nn.Module):
         return self.scheme.input.dtype
 
     def forward(self, x: Tensor | QuantizedActivations) -> Tensor:
+        return self._product(x, self.bias)
+
+    def _product(self, x: Tensor | QuantizedActivations, bias: Tensor | None) -> Tensor:
         if self._pack is not None and not self.is_packed:
             self.pack()
         weight = self.weight if self._packed is None else self._packed
         if self._fuses:
-            out: Tensor = self._linear(x, weight, self.bias, self.epilogue)
+            out: Tensor = self._linear(x, weight, bias, self.epilogue)
             return out
-        out = self._linear(x, weight, self.bias)
+        out = self._linear(x, weight, bias)
         return out if self._after is None else self._after(out)
 
     def pack(self) -> None:

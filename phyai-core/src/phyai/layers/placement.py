@@ -11,6 +11,7 @@ from torch import nn
 
 from phyai.kernels import Kernel, KernelTable
 from phyai.kernels.policy_quant import QuantScheme
+from phyai.parallel import SOLE, Group
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Placement:
     precision, ``free`` lets a kernel keep more bits between them.
     role: the part of the model, such as ``vision``; kernel policies may ask for it.
     rows: how many rows of activations a layer sees per call, 0 = not known beforehand.
+    tp: the ranks that share the layers of ``phyai.layers.parallel``.
 
     >>> at = Placement(KernelTable(), torch.device("cpu"), torch.bfloat16)
     >>> at.with_dtype(torch.float32).parameter(2, 3).dtype
@@ -33,6 +35,7 @@ class Placement:
     rounding: str = "official"
     role: str = ""
     rows: int = 0
+    tp: Group = SOLE
 
     def with_dtype(self, dtype: torch.dtype) -> Placement:
         return replace(self, dtype=dtype)

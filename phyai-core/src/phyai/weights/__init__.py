@@ -1,6 +1,7 @@
 """Checkpoints: from a hub id, folder or file into a model; all checks before the first copy."""
 
 from phyai.weights.binding import (
+    ClaimKey,
     DuplicateClaimError,
     Loader,
     claim,
@@ -10,8 +11,9 @@ from phyai.weights.binding import (
     replicated,
     sharded,
 )
+from phyai.weights.finite import FiniteSource
 from phyai.weights.loading import Progress, load_pretrained, run_post_load, update_tensors
-from phyai.weights.matching import Remap
+from phyai.weights.matching import Remap, remapper
 from phyai.weights.opening import Source, merge_peft, open_source, tensor_index
 from phyai.weights.packing import Packs, refuse_empty, unpacked
 from phyai.weights.peft import AdapterConfig, PeftSource
@@ -23,7 +25,9 @@ from phyai.weights.tensor_source import Region, TensorInfo, TensorSource
 
 __all__ = [
     "AdapterConfig",
+    "ClaimKey",
     "DuplicateClaimError",
+    "FiniteSource",
     "LoadReport",
     "Loader",
     "Packs",
@@ -45,6 +49,7 @@ __all__ = [
     "open_source",
     "randomize",
     "refuse_empty",
+    "remapper",
     "replicated",
     "run_post_load",
     "save_safetensors",

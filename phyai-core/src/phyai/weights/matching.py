@@ -39,7 +39,11 @@ class Plan:
 
 
 def remapper(remap: Remap) -> Callable[[str], str | None]:
-    """Return ``remap`` in its callable form."""
+    """Return a caller's renaming of stored tensors as a function; it returns None to drop one.
+
+    >>> remapper({"policy.": ""})("policy.norm.weight")
+    'norm.weight'
+    """
     if remap is None:
         return lambda name: name
     if callable(remap):

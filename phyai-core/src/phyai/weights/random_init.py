@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,8 @@ def randomize(
 
     Default: normals of standard deviation 1/sqrt(fan_in) for two and more dims, 0.02 for vectors
     (fan_in = entries per row). A parameter's values depend on ``seed`` and its name alone, not on
-    device, thread count or other parameters. Integer parameters become 0.
+    device, thread count or other parameters; of one that ranks share, each has its part of what a
+    single rank has. Integer parameters become 0.
 
     Source: LeCun et al., Efficient BackProp (1998), section 4.6.
     """
@@ -46,10 +47,12 @@ def randomize(
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for name, param in named:
             packer.writing(param)
-            mean, std = _moments(name, param, scheme)
-            flat = param.data.view(-1) if param.is_contiguous() else None
-            target = torch.empty(param.numel(), dtype=param.dtype) if flat is None else flat
-            starts = range(0, param.numel(), _CHUNK)
+            shapes = _shared_shapes(param)
+            whole = param.data if shapes is None else _joined(shapes, param)
+            mean, std = _moments(name, whole, scheme)
+            flat = whole.view(-1) if whole.is_contiguous() else None
+            target = torch.empty(whole.numel(), dtype=param.dtype) if flat is None else flat
+            starts = range(0, whole.numel(), _CHUNK)
             if param.dtype.is_floating_point:
                 draw = partial(_draw, target, seed, name, mean, std, stored)
                 list(pool.map(draw, starts))
@@ -57,11 +60,38 @@ def randomize(
                 target.zero_()
             if flat is None:
                 param.data.copy_(target.view(param.shape))
+            if shapes is not None:
+                _take_part(param, whole, shapes)
             done += param.numel() * param.element_size()
             packer.filled(param)
             if progress is not None:
                 progress(done, total, name)
     run_post_load(model)
+
+
+def _shared_shapes(param: Tensor) -> list[tuple[int, ...]] | None:
+    """The whole shape of each leg of a parameter that ranks share; None when this rank has all."""
+    loader, keys = getattr(param, "weight_loader", None), getattr(param, "hf_keys", ())
+    if loader is None or all(loader.region(param, shard) is None for _, shard in keys):
+        return None
+    return [loader.shape(param, shard) for _, shard in keys]
+
+
+def _joined(shapes: list[tuple[int, ...]], param: Tensor) -> Tensor:
+    """Room for the legs of one rank alone, one below the other; gone after this parameter."""
+    rows = sum(shape[0] for shape in shapes)
+    return torch.empty((rows, *shapes[0][1:]), dtype=param.dtype, device=param.device)
+
+
+def _take_part(param: nn.Parameter, whole: Tensor, shapes: list[tuple[int, ...]]) -> None:
+    """Copy this rank's part of each leg; fused legs lie along dim 0, as every layer has them."""
+    loader: Any = vars(param)["weight_loader"]
+    keys = vars(param)["hf_keys"]
+    legs = torch.split(whole, [shape[0] for shape in shapes])
+    with torch.no_grad():
+        for leg, (_, shard) in zip(legs, keys, strict=True):
+            region = loader.region(param, shard)
+            loader.copy(param, leg if region is None else leg.narrow(*region), shard)
 
 
 def _draw(

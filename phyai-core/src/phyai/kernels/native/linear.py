@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import functools
+import threading
 from typing import Any, Self
 
 import torch
@@ -16,6 +17,7 @@ from phyai.kernels.native.library import Library, library
 
 EPILOGUES = {"none": 0, "gelu_tanh": 1, "gelu_tanh_mul": 2, "silu_mul": 3}
 _GATED = 2  # epilogue codes from here on read gate and up
+_REGISTERING = threading.Lock()  # engines may open on several threads at once
 
 
 class _Packed(ctypes.Structure):
@@ -50,7 +52,8 @@ class _Functions:
 
 @functools.cache
 def _functions(lib: Library) -> _Functions:
-    _register()  # before torch.compile traces a call: nothing can be registered while it does
+    with _REGISTERING:
+        _register()  # before torch.compile traces a call: nothing can be registered meanwhile
     return _Functions(lib)
 
 

