@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from phyai.errors import CheckpointError
 from phyai.models.gr00t.config import GrootConfig
 from phyai.services import Progress
-from phyai.weights import (
-    LoadReport,
-    Region,
-    TensorInfo,
-    TensorSource,
-    load_pretrained,
-    open_source,
-    randomize,
-)
+from phyai.weights import FiniteSource, LoadReport, load_pretrained, open_source, randomize
 
 if TYPE_CHECKING:
     from phyai.models.gr00t.args import GrootArgs
@@ -80,31 +70,3 @@ class GrootWeights:
             strict=self.args.weight_strict,
             progress=progress,
         )
-
-
-class FiniteSource:
-    """A source that refuses tensors with NaN or infinity, such as those of a broken download.
-
-    Actions of such a checkpoint are NaN, or worse: wrong where a norm or a maximum hides it.
-    """
-
-    def __init__(self, inner: TensorSource) -> None:
-        self.inner = inner
-
-    @property
-    def label(self) -> str:
-        return self.inner.label
-
-    def infos(self) -> Mapping[str, TensorInfo]:
-        return self.inner.infos()
-
-    def read(self, name: str, region: Region | None = None) -> Tensor:
-        """Return the tensor; CheckpointError when it is not finite."""
-        tensor = self.inner.read(name, region)
-        # One pass without a mask: a sum is finite exactly when no entry is NaN or infinite.
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor.sum(dtype=torch.float64))):
-            raise CheckpointError(
-                f"tensor {name!r} of {self.label} must be finite; got NaN or infinity. "
-                "Download the checkpoint again."
-            )
-        return tensor

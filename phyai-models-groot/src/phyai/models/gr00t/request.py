@@ -128,7 +128,8 @@ def assemble(
         ),
         extra=tuple(extra),
     )
-    return Prepared({**tensors, **rtc}, len(rows), key, meta)
+    # Official batches show padding to the tokens of their rows: whoever asks for that runs alone.
+    return Prepared({**tensors, **rtc}, len(rows), key, meta, joinable=not padded)
 
 
 def text_bucket(text: int) -> int:

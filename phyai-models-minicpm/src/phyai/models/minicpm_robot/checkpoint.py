@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from phyai.errors import ShapeMismatch
-from phyai.models.minicpm.weights import FiniteSource
 from phyai.models.minicpm_robot.config import MiniCPMRobotConfig
 from phyai.models.minicpm_robot.names import EMBEDDING, LM_HEAD, renaming
 from phyai.services import Progress
 from phyai.weights import (
+    FiniteSource,
     LoadReport,
     Region,
     TensorSource,
@@ -64,7 +64,7 @@ class MiniCPMRobotWeights:
         return load_pretrained(
             modules,
             # A table left in the file is not read through: only rows in use shall take memory.
-            FiniteSource(source, frozenset(self._stored(source, EMBEDDING)) if in_file else None),
+            FiniteSource(source, self._stored(source, EMBEDDING) if in_file else ()),
             remap=self.rename,
             ignore=_IGNORED,
             strict=self.args.weight_strict,

@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from phyai.models.minicpm.weights import remapper
-from phyai.weights import Remap
+from phyai.weights import Remap, remapper
 
 EMBEDDING = "vlm.llm.model.embed_tokens.weight"
 LM_HEAD = "vlm.llm.lm_head.weight"

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from phyai.errors import CheckpointError, WeightUpdateError
-from phyai.models.minicpm.weights import FiniteSource, remapper
 from phyai.models.minicpm_robot_track.config import MiniCPMRobotTrackConfig
 from phyai.models.minicpm_robot_track.vision import (
     VisionTowers,
@@ -18,7 +17,15 @@ from phyai.models.minicpm_robot_track.vision import (
     tower_update_name,
 )
 from phyai.services import Progress
-from phyai.weights import LoadReport, TensorSource, load_pretrained, open_source, randomize
+from phyai.weights import (
+    FiniteSource,
+    LoadReport,
+    TensorSource,
+    load_pretrained,
+    open_source,
+    randomize,
+    remapper,
+)
 
 if TYPE_CHECKING:
     from phyai.models.minicpm_robot_track.args import MiniCPMRobotTrackArgs

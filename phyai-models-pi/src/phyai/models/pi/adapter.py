@@ -141,6 +141,7 @@ class PiAdapter(Adapter):
     request_cls: ClassVar[type[PiRequest]]
     denoiser_cls: ClassVar[type[PiDenoiser]]
     needs_state: ClassVar[bool] = False
+    parallel = frozenset({"tp"})
 
     args: PiArgs
 
@@ -185,7 +186,11 @@ class PiAdapter(Adapter):
             overlong=args.overlong,
         )
         at = Placement(
-            services.kernels, services.device, self.precision.stack, self.precision.rounding
+            services.kernels,
+            services.device,
+            self.precision.stack,
+            self.precision.rounding,
+            tp=services.parallel.tp,
         )
         self.prefix = Prefix(
             self.pi, self.precision, at, services.profile, embedding_in_file=args.embedding_in_file

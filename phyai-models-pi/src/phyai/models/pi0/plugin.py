@@ -21,7 +21,7 @@ def phyai_adapter() -> AdapterManifest:
             "horizon": 50,
             "cameras": ["base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb"],
             "options": ["seed", "noise", "num_steps", "rtc"],
-            "parallel": [],
+            "parallel": ["tp"],
             "precisions": {
                 "fp32": ["float32"],
                 "bf16_openpi": ["bf16", "bfloat16"],

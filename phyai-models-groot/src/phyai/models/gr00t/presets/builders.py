@@ -5,7 +5,6 @@ A preset's builder returns arguments of GrootArgs; see ``phyai.manifest.Preset``
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from phyai import hub
-from phyai.built_folder import cached_folder
+from phyai import byte_tokenizer, hub
+from phyai.built_folder import Progress, versioned_folder
 from phyai.models.gr00t.backbone_files import SUBFOLDER
 from phyai.models.gr00t.config import GrootConfig
 from phyai.models.gr00t.presets import robots, tiny_checkpoint, tiny_tokenizer, tiny_weights
@@ -24,8 +23,6 @@ from phyai.models.gr00t.presets.tiny_checkpoint import write_released_inputs, wr
 from phyai.models.gr00t.processing.processor import Processor
 from phyai.models.gr00t.processing.robot import Robot
 from phyai.types import Observation
-
-Progress = Callable[[int, int, str], None] | None
 
 SEED = 0
 
@@ -112,7 +109,5 @@ def _processor(args: Mapping[str, Any]) -> Processor:
 
 def _cached(cache_dir: Path, name: str, build: Callable[[Path], None]) -> Path:
     """Return a folder named after what is written: a change of the sources is a new version."""
-    modules = (robots, tiny_checkpoint, tiny_tokenizer, tiny_weights)
-    source = b"".join(Path(str(module.__file__)).read_bytes() for module in modules)
-    version = hashlib.sha256(source).hexdigest()[:12]
-    return cached_folder(Path(cache_dir), f"{name}-{version}", build)
+    modules = (byte_tokenizer, robots, tiny_checkpoint, tiny_tokenizer, tiny_weights)
+    return versioned_folder(cache_dir, name, build, modules)

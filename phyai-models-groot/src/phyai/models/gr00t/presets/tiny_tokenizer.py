@@ -11,6 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from phyai.byte_tokenizer import (
+    added_token,
+    byte_characters,
+    byte_level,
+    numbered,
+    word_merges,
+)
+
 PAD, IMAGE = "<|endoftext|>", "<|image_pad|>"
 CONTROL = {
     PAD: 0,
@@ -48,49 +56,16 @@ def tiny_tokenizer(first_control: int = TINY_FIRST_CONTROL) -> dict[str, Any]:
 
     first_control: id of the first control token; the others keep their distance to it.
     """
-    merges: dict[tuple[str, str], None] = {}
-    for word in _WORDS.split():
-        for piece in (word, _SPACE + word):
-            # Each word grows from its first character, so a word is found from the left.
-            for end in range(1, len(piece)):
-                merges[piece[:end], piece[end]] = None
-    pieces = [*_bytes(), *("".join(merge) for merge in merges)]
-    vocab = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
+    shown = byte_characters()
+    merges = word_merges(
+        piece for word in _WORDS.split() for piece in (word, shown[ord(" ")] + word)
+    )
+    vocab = numbered([*shown, *("".join(merge) for merge in merges)])
     control = {token: first_control + offset for token, offset in CONTROL.items()}
     assert len(vocab) <= min(first_control, TINY_FIRST_CONTROL)
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [_added(token, index) for token, index in control.items()],
-        "normalizer": None,
-        "pre_tokenizer": {
-            "type": "ByteLevel",
-            "add_prefix_space": False,
-            "trim_offsets": False,
-            "use_regex": True,
-        },
-        "post_processor": None,
-        "decoder": {
-            "type": "ByteLevel",
-            "add_prefix_space": False,
-            "trim_offsets": False,
-            "use_regex": True,
-        },
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            # In the model's own table too: that is what lets their ids leave a gap.
-            "vocab": {**vocab, **control},
-            "merges": [list(merge) for merge in merges],
-        },
-    }
+    added = [added_token(token, index) for token, index in control.items()]
+    # In the model's own table too: that is what lets their ids leave a gap.
+    return byte_level({**vocab, **control}, merges, added)
 
 
 def write_tiny_tokenizer(folder: Path, first_control: int = TINY_FIRST_CONTROL) -> None:
@@ -109,18 +84,3 @@ def write_tiny_tokenizer(folder: Path, first_control: int = TINY_FIRST_CONTROL) 
         text = json.dumps(data, ensure_ascii=False, indent=1)
         (folder / name).write_text(text, encoding="utf-8")
     (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
-
-
-def _added(token: str, index: int) -> dict[str, Any]:
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": index, "content": token, **flags, "special": True}
-
-
-def _bytes() -> list[str]:
-    """Return the characters that byte-level tokenizers write bytes 0 to 255 as."""
-    shown = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    hidden = iter(range(0x100, 0x200))
-    return [chr(byte) if byte in shown else chr(next(hidden)) for byte in range(256)]
-
-
-_SPACE = _bytes()[ord(" ")]

@@ -210,6 +210,7 @@ class Processor:
             "cameras": default.get("cameras", ()),
             "state_dim": default.get("state_dim"),
             "prompt": True,
+            "frames": default.get("frames", (0,)),
             "tokenizer": self.backbone.label,
             "embodiment": self._default,
             "embodiments": known,

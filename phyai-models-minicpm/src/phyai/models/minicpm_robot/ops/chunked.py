@@ -83,7 +83,7 @@ def _pair(sides: list[tuple[Tensor, Tensor]]) -> Tensor:
     shape = (rows, heads, 2, count, dim)
     pair = torch.empty(shape, dtype=torch.float32, device=sides[0][0].device)
     for side, (x, factor) in enumerate(sides):
-        torch.mul(x, factor, out=pair[:, :, side])
+        pair[:, :, side].copy_(x).mul_(factor)  # out= of a slice stops inductor
     return pair.view(rows * heads, 2 * count, dim)
 
 
@@ -111,7 +111,7 @@ def _chunk(
     system, reads = (products.view(-1, 2, count, count) * decay[:, None]).unbind(1)
     shape = (len(pair), count, v.shape[3])
     wanted = torch.empty(shape, dtype=torch.float32, device=v.device)
-    torch.mul(v, rates.view(*v.shape[:3], 1), out=wanted.view(v.shape))
+    wanted.view(v.shape).copy_(v).mul_(rates.view(*v.shape[:3], 1))
     since = sums.clamp(min=LEAST).exp().float()[..., None]
     known = None if state is None else torch.bmm(pair, state)
     if known is not None:

@@ -27,7 +27,7 @@ def short_conv(x: Tensor, weight: Tensor, before: Tensor | None = None) -> Tenso
             seen = x[:, first:stop]
         part = out[:, start:stop]
         total = part if x.dtype == torch.float32 else torch.empty(part.shape, dtype=torch.float32)
-        torch.mul(seen[:, taps - 1 :], wide[taps - 1], out=total)
+        total.copy_(seen[:, taps - 1 :]).mul_(wide[taps - 1])  # out= of a slice stops inductor
         for tap in range(taps - 1):
             total.addcmul_(seen[:, tap : tap + stop - start], wide[tap])
         if total is not part:

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from phyai import hub
-from phyai.models.minicpm import tiny
-from phyai.models.minicpm.tiny import Progress, told, versioned_folder
+from phyai import byte_tokenizer, hub
+from phyai.built_folder import Progress, told, versioned_folder
 from phyai.models.minicpm_robot.config import MiniCPMRobotConfig
 from phyai.models.minicpm_robot.presets import tiny_checkpoint, tiny_tokenizer, tiny_weights
 from phyai.models.minicpm_robot.presets.sample_scene import PROMPT, sample_frame
@@ -26,7 +25,7 @@ from phyai.models.minicpm_robot.processing.contracts import RobotContract, find_
 from phyai.models.minicpm_robot.processing.rotations import to_rotation6d
 from phyai.types import Observation
 
-MODULES = (tiny, tiny_checkpoint, tiny_tokenizer, tiny_weights)
+MODULES = (byte_tokenizer, tiny_checkpoint, tiny_tokenizer, tiny_weights)
 """What the folders are written by."""
 SEED = 0
 CONTRACT = "libero"

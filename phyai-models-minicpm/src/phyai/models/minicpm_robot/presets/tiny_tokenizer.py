@@ -10,7 +10,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from phyai.models.minicpm.tiny import added_token, byte_characters
+from phyai.byte_tokenizer import (
+    added_token,
+    byte_characters,
+    byte_level,
+    numbered,
+    word_merges,
+)
 
 PAD, IMAGE = "<|endoftext|>", "<|image_pad|>"
 CONTROL = {
@@ -76,45 +82,17 @@ def tiny_tokenizer(first_control: int = TINY_FIRST_CONTROL) -> dict[str, Any]:
     first_control: id of the first control token; the others keep their distance to it.
     """
     shown = byte_characters()
-    space = shown[ord(" ")]
-    merges: dict[tuple[str, str], None] = {}
-    for word in _WORDS.split():
-        for piece in (word, space + word):
-            # Each word grows from its first character, so a word is found from the left.
-            for end in range(1, len(piece)):
-                merges[piece[:end], piece[end]] = None
-    pieces = [*shown, *("".join(merge) for merge in merges)]
-    vocab = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
+    merges = word_merges(
+        piece for word in _WORDS.split() for piece in (word, shown[ord(" ")] + word)
+    )
+    vocab = numbered([*shown, *("".join(merge) for merge in merges)])
     assert len(vocab) <= min(first_control, TINY_FIRST_CONTROL)
     control = {token: first_control + offset for token, offset in CONTROL.items()}
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
-    byte_level["use_regex"] = True
     added = [
         added_token(token, index, special="think" not in token) for token, index in control.items()
     ]
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": None,
-        "pre_tokenizer": byte_level,
-        "post_processor": None,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            # In the model's own table too: that is what lets their ids leave a gap.
-            "vocab": {**vocab, **control},
-            "merges": [list(merge) for merge in merges],
-        },
-    }
+    # In the model's own table too: that is what lets their ids leave a gap.
+    return byte_level({**vocab, **control}, merges, added)
 
 
 def write_tiny_tokenizer(folder: Path, first_control: int = TINY_FIRST_CONTROL) -> None:

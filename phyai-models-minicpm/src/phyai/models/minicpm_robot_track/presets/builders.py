@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from phyai.models.minicpm import tiny
-from phyai.models.minicpm.tiny import Progress, told, versioned_folder
+from phyai import byte_tokenizer
+from phyai.built_folder import Progress, told, versioned_folder
 from phyai.models.minicpm_robot_track.observed import CAMERA
 from phyai.models.minicpm_robot_track.presets import tiny_checkpoint, tiny_tokenizer
 from phyai.models.minicpm_robot_track.presets.sample_scene import PROMPT, sample_frames
 from phyai.models.minicpm_robot_track.vision import tiny as tiny_towers
 from phyai.types import Observation
 
-MODULES = (tiny, tiny_checkpoint, tiny_tokenizer, tiny_towers)
+MODULES = (byte_tokenizer, tiny_checkpoint, tiny_tokenizer, tiny_towers)
 """What the folders are written by."""
 SEED = 0
 

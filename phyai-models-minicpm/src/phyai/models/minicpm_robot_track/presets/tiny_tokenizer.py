@@ -7,7 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from phyai.models.minicpm.tiny import added_token, byte_characters
+from phyai.byte_tokenizer import (
+    added_token,
+    byte_characters,
+    byte_level,
+    numbered,
+    word_merges,
+)
 
 UNKNOWN, START, END = "<unk>", "<s>", "</s>"
 CONTROL = (UNKNOWN, START, END)
@@ -21,51 +27,27 @@ _WORDS = (
 def tiny_tokenizer() -> dict[str, Any]:
     """Return the content of tokenizer.json; equal on every call."""
     shown = byte_characters()
-    space, merges = shown[ord(" ")], dict[tuple[str, str], None]()
-    for word in _WORDS.split():
-        for piece in (space + word, word, word.capitalize()):
-            # Each word grows from its first character, so a word is found from the left.
-            for end in range(1, len(piece)):
-                merges[piece[:end], piece[end]] = None
-    pieces = [*CONTROL, *shown, *("".join(merge) for merge in merges)]
-    vocab = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
+    merges = word_merges(
+        piece
+        for word in _WORDS.split()
+        for piece in (shown[ord(" ")] + word, word, word.capitalize())
+    )
+    vocab = numbered([*CONTROL, *shown, *("".join(merge) for merge in merges)])
     assert len(vocab) <= TINY_VOCAB
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
-    start = vocab[START]
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [added_token(token, vocab[token], special=True) for token in CONTROL],
-        "normalizer": None,
-        "pre_tokenizer": {**level, "use_regex": True},
-        "post_processor": {
+    begins = {"SpecialToken": {"id": START, "type_id": 0}}
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    return byte_level(
+        vocab,
+        merges,
+        [added_token(token, vocab[token]) for token in CONTROL],
+        unknown=UNKNOWN,
+        post_processor={
             "type": "TemplateProcessing",
-            "single": [
-                {"SpecialToken": {"id": START, "type_id": 0}},
-                {"Sequence": {"id": "A", "type_id": 0}},
-            ],
-            "pair": [
-                {"SpecialToken": {"id": START, "type_id": 0}},
-                {"Sequence": {"id": "A", "type_id": 0}},
-                {"Sequence": {"id": "B", "type_id": 1}},
-            ],
-            "special_tokens": {START: {"id": START, "ids": [start], "tokens": [START]}},
+            "single": [begins, text],
+            "pair": [begins, text, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {START: {"id": START, "ids": [vocab[START]], "tokens": [START]}},
         },
-        "decoder": {**level, "use_regex": True},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": UNKNOWN,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": vocab,
-            "merges": [list(merge) for merge in merges],
-        },
-    }
+    )
 
 
 def write_tiny_tokenizer(folder: Path) -> None:

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import torch
 
-from phyai.models.minicpm.weights import FiniteSource, remapper
 from phyai.models.minicpm_robot_track.vision.features import DINO, SIGLIP, VisionTowers
 from phyai.models.minicpm_robot_track.vision.sizes import tower_folder
 from phyai.weights import (
+    FiniteSource,
     LoadReport,
     Progress,
     Remap,
     load_pretrained,
     open_source,
+    remapper,
 )
 
 # Stored and never used: what masks patches in training, the text half of SigLIP and what compares

@@ -8,9 +8,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from phyai.layers import Linear, Placement, RMSNorm, TableLinear, norm_op
+from phyai.layers import (
+    ColumnLinear,
+    Linear,
+    Placement,
+    QKVLinear,
+    RMSNorm,
+    RowLinear,
+    TableLinear,
+    VocabParallelEmbedding,
+    norm_op,
+)
 from phyai.models.pi.config import GemmaConfig
-from phyai.weights import claim, mapped
+from phyai.parallel import HeadShards
 
 
 class Rotation(NamedTuple):
@@ -115,6 +125,9 @@ class AdaptiveNorm(nn.Module):
 class DecoderLayer(nn.Module):
     """x += gate * o_proj(Attn(norm1(x))); x += gate * down(gelu_tanh(gate_proj n) * up_proj n).
 
+    Tensor parallel: this rank has ``heads`` query and ``kv_heads`` key heads and a part of the MLP;
+    one sum after ``o_proj`` and one after ``down``.
+
     norm: PlainNorm or AdaptiveNorm.  split_kv: K and V get a matrix of their own, because they may
     be all that is wanted of this layer.
     """
@@ -135,28 +148,28 @@ class DecoderLayer(nn.Module):
             f"{name}.self_attn",
             f"{name}.mlp",
         )
-        self.heads, self.kv_heads, self.head_dim = (
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.head_dim,
-        )
+        shards, self.head_dim = head_shards(config, at), config.head_dim
+        self.heads, self.kv_heads = shards.heads, shards.kv_heads
         self.q_size, self.kv_size = self.heads * self.head_dim, self.kv_heads * self.head_dim
         self.norm1 = norm(f"{name}.input_layernorm", width, eps, at)
         legs = [f"{attn}.{leg}" for leg in ("q_proj", "k_proj", "v_proj")]
-        sizes = [self.q_size, self.kv_size, self.kv_size]
         first = 1 if split_kv else 3
-        self.qkv = Linear(legs[:first], width, sizes[:first], at)
-        self.kv = Linear(legs[1:], width, sizes[1:], at) if split_kv else None
-        self.out = Linear(f"{attn}.o_proj", self.q_size, width, at)
+
+        def project(names: list[str], which: str) -> QKVLinear:
+            return QKVLinear(names, width, shards, self.head_dim, at, legs=which)
+
+        self.qkv = project(legs[:first], "qkv"[:first])
+        self.kv = project(legs[1:], "kv") if split_kv else None
+        self.out = RowLinear(f"{attn}.o_proj", shards.total_heads * self.head_dim, width, at)
         self.norm2 = norm(f"{name}.post_attention_layernorm", width, eps, at)
-        self.gate_up = Linear(
+        self.gate_up = ColumnLinear(
             [f"{mlp}.gate_proj", f"{mlp}.up_proj"],
             width,
             [config.intermediate_size] * 2,
             at,
             epilogue="gelu_tanh_mul",
         )
-        self.down = Linear(f"{mlp}.down_proj", config.intermediate_size, width, at)
+        self.down = RowLinear(f"{mlp}.down_proj", config.intermediate_size, width, at)
         self._rope = at.select("apply_rope", head_dim=self.head_dim)
         self._write = at.select("kv_write")
         self._rope_write = at.select("rope_kv_write", head_dim=self.head_dim)
@@ -193,11 +206,11 @@ class DecoderLayer(nn.Module):
         return list(torch.split(per_head, list(counts), dim=-2))
 
 
-class Embedding(nn.Module):
+class Embedding(VocabParallelEmbedding):
     """Token embedding times sqrt(width).
 
     The scale is rounded to the table's dtype when ``rounded_scale`` (LeRobot), exact otherwise
-    (openpi). ``in_file``: the table stays in the checkpoint's file, where device and dtype fit.
+    (openpi). ``in_file``: the rows stay in the checkpoint's file, where device and dtype fit.
     """
 
     def __init__(
@@ -209,11 +222,15 @@ class Embedding(nn.Module):
         rounded_scale: bool,
         in_file: bool = False,
     ) -> None:
-        super().__init__()
-        table = at.parameter(config.vocab_size, config.hidden_size)
-        self.weight = claim(table, names, loader=mapped if in_file else None)
+        super().__init__(names, config.vocab_size, config.hidden_size, at, in_file=in_file)
         scale = config.hidden_size**0.5
         self.scale = float(torch.tensor(scale, dtype=at.dtype)) if rounded_scale else scale
 
     def forward(self, ids: Tensor) -> Tensor:
-        return nn.functional.embedding(ids, self.weight) * self.scale
+        return super().forward(ids) * self.scale
+
+
+def head_shards(config: GemmaConfig, at: Placement) -> HeadShards:
+    """Return this rank's share of the attention heads; ConfigError when they cannot be shared."""
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    return HeadShards.of(heads, kv_heads, at.tp.size, at.tp.rank)

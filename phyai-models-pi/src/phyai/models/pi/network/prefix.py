@@ -21,6 +21,7 @@ from phyai.models.pi.network.gemma import (
     Rotation,
     Stream,
     Target,
+    head_shards,
 )
 from phyai.models.pi.network.plan import PrefixPlan, PrefixShape
 from phyai.models.pi.network.precision import Precision
@@ -36,7 +37,8 @@ PLAN_LISTS = ("images", "token_ids", "order", "positions", "slots", "q_slots")
 class Prefix(nn.Module):
     """Vision tower, projector, token embedding and language layers.
 
-    Writes cache buffers ``k.<layer>``, ``v.<layer>`` [B, stride, K, D] (K after rotation).
+    Writes cache buffers ``k.<layer>``, ``v.<layer>`` [B, stride, K, D] (K after rotation), of this
+    rank's key heads. Tensor parallel: embedding and language layers; the tower is on every rank.
     """
 
     def __init__(
@@ -94,20 +96,16 @@ class Prefix(nn.Module):
         self.norm = PlainNorm(f"{LANGUAGE}.norm", text.hidden_size, text.rms_norm_eps, stack)
         self.scale, self.rope_freq = text.head_dim**-0.5, precision.rope_freq
         self._rope = stack.select("rope_cos_sin")
-        facts = {
-            "head_dim": text.head_dim,
-            "heads": text.num_attention_heads,
-            "kv_heads": text.num_key_value_heads,
-        }
+        shards = head_shards(text, stack)
+        self.kv_heads = shards.kv_heads
+        facts = {"head_dim": text.head_dim, "heads": shards.heads, "kv_heads": shards.kv_heads}
         self._dense = stack.select("attention", masked=False, **facts)
         self._masked = stack.select("attention", masked=True, **facts)
 
     def cache_buffers(self, shape: PrefixShape) -> Mapping[str, BufferSpec]:
         """Return the cache buffers of one cache, per row."""
         text = self.config.text
-        kv = BufferSpec(
-            (shape.stride, text.num_key_value_heads, text.head_dim), self.stack, scratch=True
-        )
+        kv = BufferSpec((shape.stride, self.kv_heads, text.head_dim), self.stack, scratch=True)
         sizes = {"images": shape.cameras, "token_ids": shape.tokens}
         specs = {
             f"plan.{name}": BufferSpec((sizes.get(name, shape.prefix),), torch.int64)

@@ -14,7 +14,7 @@ from torch import Tensor
 from phyai.cache import Cache
 from phyai.layers import Placement
 from phyai.models.pi.config import GemmaConfig
-from phyai.models.pi.network.gemma import Rotation, Target
+from phyai.models.pi.network.gemma import Rotation, Target, head_shards
 from phyai.models.pi.network.plan import PrefixPlan
 from phyai.types import BufferSpec
 
@@ -35,10 +35,11 @@ class Segment:
         self.head_dim, self.dtype, self.theta = config.head_dim, at.dtype, config.rope_theta
         self.scale = config.head_dim**-0.5
         self._rope: Callable[..., tuple[Tensor, Tensor]] = at.select("rope_cos_sin")
+        shards = head_shards(config, at)
         facts = {
             "head_dim": config.head_dim,
-            "heads": config.num_attention_heads,
-            "kv_heads": config.num_key_value_heads,
+            "heads": shards.heads,
+            "kv_heads": shards.kv_heads,
             "queries": count,
         }
         self._dense = at.select("attention", masked=False, **facts)

@@ -5,16 +5,16 @@ A preset's builder returns arguments of PI0Args or PI05Args; see ``phyai.manifes
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from phyai import hub
-from phyai.built_folder import cached_folder
+from phyai import byte_tokenizer, hub
+from phyai.built_folder import Progress, told, versioned_folder
 from phyai.errors import ConfigError
 from phyai.json_files import read_json_object
 from phyai.models.pi.config import MODELS, Model, PiConfig, short_camera_name
@@ -24,8 +24,6 @@ from phyai.models.pi.presets.tiny_checkpoint import write_tiny_checkpoint
 from phyai.models.pi.presets.tiny_tokenizer import write_tiny_tokenizer
 from phyai.models.pi.processing.robots import get_robot
 from phyai.types import Observation
-
-Progress = Callable[[int, int, str], None] | None
 
 SEED = 0
 CONTROL_HZ = 20.0
@@ -70,16 +68,11 @@ def sample_observation(args: Mapping[str, Any]) -> Observation:
 
 
 def _tiny(model: Model, cache_dir: Path, progress: Progress) -> dict[str, Any]:
-    def build(folder: Path) -> None:
-        if progress is not None:
-            progress(0, 1, f"building the tiny {model} checkpoint")
-        write_tiny_checkpoint(folder, model)
-        if progress is not None:
-            progress(1, 1, f"built the tiny {model} checkpoint")
-
-    name = f"tiny-{model}-{_version(tiny_checkpoint, tiny_weights, tiny_tokenizer)}"
+    write = partial(write_tiny_checkpoint, model=model)
+    build = told(write, f"the tiny {model} checkpoint", progress)
+    modules = (byte_tokenizer, tiny_checkpoint, tiny_weights, tiny_tokenizer)
     return {
-        "checkpoint_dir": str(cached_folder(Path(cache_dir), name, build)),
+        "checkpoint_dir": str(versioned_folder(cache_dir, f"tiny-{model}", build, modules)),
         "control_hz": CONTROL_HZ,
         "action_units": ACTION_UNITS,
     }
@@ -89,20 +82,14 @@ def _full_random(cache_dir: Path) -> dict[str, Any]:
     def build(folder: Path) -> None:
         write_tiny_tokenizer(folder)
 
-    name = f"tiny-tokenizer-{_version(tiny_tokenizer)}"
-    folder = cached_folder(Path(cache_dir), name, build)
+    modules = (byte_tokenizer, tiny_tokenizer)
+    folder = versioned_folder(cache_dir, "tiny-tokenizer", build, modules)
     return {
         "checkpoint_dir": None,
         "precision": "bf16_openpi",
         "tokenizer": str(folder / "tokenizer.json"),
         "seed": SEED,
     }
-
-
-def _version(*modules: Any) -> str:
-    """Return a name for what the modules write: a change of their source is a new version."""
-    source = b"".join(Path(module.__file__).read_bytes() for module in modules)
-    return hashlib.sha256(source).hexdigest()[:12]
 
 
 def _expected_inputs(args: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:

@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from phyai.byte_tokenizer import added_token, word_merges
+
 _SPECIAL = ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>")
 _NEWLINES = ("\n", "\n\n")
 _SPACE = "▁"
@@ -53,11 +55,7 @@ _FIRST_WORDS = [
 
 def tiny_tokenizer() -> dict[str, Any]:
     """Return the content of tokenizer.json; below 1024 pieces, equal on every call."""
-    merges: dict[tuple[str, str], None] = {}
-    for word in (*(_SPACE + word for word in _WORDS.split()), *_FIRST_WORDS):
-        # Each word grows from its first character, so a word is found from the left.
-        for end in range(1, len(word)):
-            merges[word[:end], word[end]] = None
+    merges = word_merges([*(_SPACE + word for word in _WORDS.split()), *_FIRST_WORDS])
     pieces = [
         *_SPECIAL,
         *_NEWLINES,
@@ -67,15 +65,7 @@ def tiny_tokenizer() -> dict[str, Any]:
         *("".join(merge) for merge in merges),
     ]
     added = [
-        {
-            "id": pieces.index(piece),
-            "content": piece,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": piece in _SPECIAL,
-        }
+        added_token(piece, pieces.index(piece), special=piece in _SPECIAL)
         for piece in (*_SPECIAL, *_NEWLINES)
     ]
     return {
