@@ -1,0 +1,1 @@
+"""The transformer: text and media experts, heads of the media, positions and costs."""
