@@ -8,19 +8,28 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from phyai_gateway.breaker import Breaker, Clock
 from phyai_gateway.contract import ModelContract
 from phyai_gateway.messages import InferReply, InferRequest
+from phyai_gateway.share import Share
 
 MemberState = Literal["connecting", "ready", "ejected", "draining", "gone"]
+NOT_SERVING = "not_serving"
+"""``Fault.reason`` of a probe that was answered, with no."""
 WINDOW = 256  # latest requests that percentiles are of
 EWMA_WEIGHT = 0.2
+PROBE = "probe: "  # how a probe's complaint begins in last_error
 
 
 class Backend(ABC):
-    """The connection to one model server. Making one connects nothing and cannot fail."""
+    """The connection to one model server. Making one connects nothing and cannot fail.
+
+    keeps_time: ``infer`` itself ends in time, so that nobody has to watch it.
+    """
+
+    keeps_time: ClassVar[bool] = False
 
     @abstractmethod
     async def infer(self, request: InferRequest, timeout: float) -> InferReply:
@@ -97,6 +106,7 @@ class Member:
     clock: Clock = time.monotonic
     weight: float = 1.0
     slots: int = 32
+    share: Share = field(default_factory=Share)
     up: bool = False
     draining: bool = False
     leaving: bool = False
@@ -110,6 +120,7 @@ class Member:
     done: int = 0
     failed: int = 0
     last_error: str | None = None
+    error_before_probe: str | None = None
     latencies: Latencies = field(default_factory=Latencies)
     emptied: asyncio.Event = field(default_factory=asyncio.Event)
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
@@ -142,6 +153,20 @@ class Member:
 
     def note_error(self, text: str) -> None:
         self.last_error = text[:300]
+
+    def note_probe(self, problem: str | None) -> None:
+        """Keep what a probe found; a good one makes the complaint of an earlier one obsolete.
+
+        One that never was down tells again what requests or an ejection had said before.
+        """
+        complained = self.last_error is not None and self.last_error.startswith(PROBE)
+        if problem is not None:
+            if not complained:
+                self.error_before_probe = self.last_error
+            self.note_error(f"{PROBE}{problem}")
+        elif complained:
+            self.last_error = self.error_before_probe if self.up else None
+            self.error_before_probe = None
 
     def snapshot(self) -> dict[str, Any]:
         """Return its row of ``/v1/backends``, the first five keys as upstream names them."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from phyai_gateway.listeners import ConfigError
+from phyai_gateway.memory import keep_freed_memory
 from phyai_gateway.version import VERSION
 
 log = logging.getLogger("phyai_gateway")
@@ -37,7 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, ValueError) as error:
         print(f"phyai-gateway: {error}", file=sys.stderr)
         return 2
+    keep_freed_memory()
     try:
+        if plan.share.many and args.worker is None:
+            words = sys.argv[1:] if argv is None else argv
+            return asyncio.run(running.supervise(plan, words))
         return asyncio.run(running.run(plan))
     except (ConfigError, OSError) as error:
         print(f"phyai-gateway: {error}", file=sys.stderr)
@@ -77,6 +82,12 @@ def _backends(group: argparse._ArgumentGroup) -> None:
         help="keep what is registered while it runs, for the next start",
     )
     group.add_argument(
+        "--backends-file",
+        type=Path,
+        metavar="FILE",
+        help="a JSON or YAML list of {model_name, endpoint, weight}, followed while it changes",
+    )
+    group.add_argument(
         "--allow-mixed",
         action="store_true",
         help="let backends with different contracts serve one name",
@@ -94,8 +105,12 @@ def _listeners(group: argparse._ArgumentGroup) -> None:
         metavar="HOST:PORT",
         help="native gRPC (default %(default)s)",
     )
-    group.add_argument("--http-host", default="127.0.0.1", help="HTTP (default %(default)s)")
-    group.add_argument("--http-port", type=int, default=30000, help="default %(default)s")
+    group.add_argument(
+        "--http-host", default="127.0.0.1", metavar="HOST", help="HTTP (default %(default)s)"
+    )
+    group.add_argument(
+        "--http-port", type=int, default=30000, metavar="PORT", help="default %(default)s"
+    )
     group.add_argument(
         "--admin",
         metavar="HOST:PORT",
@@ -112,8 +127,9 @@ def _listeners(group: argparse._ArgumentGroup) -> None:
         "--listen",
         action="append",
         default=[],
-        metavar="PROTOCOL[=HOST:PORT][,key=value...]",
-        help="another protocol, on a port of its own; may be repeated",
+        metavar="PROTOCOL[=HOST:PORT][,model=MODEL][,key=value...]",
+        help="another protocol, on a port of its own; may be repeated; model: for clients that "
+        "name none",
     )
     group.add_argument(
         "--lerobot",
@@ -135,7 +151,24 @@ def _listeners(group: argparse._ArgumentGroup) -> None:
         metavar="DISTANCE",
         help="skip observations whose joints moved less than this",
     )
-    group.add_argument("--threads", type=int, help="accepted and not needed: one event loop")
+    group.add_argument(
+        "--robot",
+        metavar="HOST:PORT",
+        help="robot.RobotInference/Communicate (default address 127.0.0.1:50112)",
+    )
+    group.add_argument(
+        "--robot-model",
+        metavar="MODEL",
+        help="the model that robots on that stream ask for; opens it at its default address",
+    )
+    group.add_argument(
+        "--reflection",
+        action="store_true",
+        help="gRPC reflection, as grpcurl needs it, on listeners that only this machine reaches",
+    )
+    group.add_argument(
+        "--threads", type=int, metavar="N", help="accepted and not needed: one event loop"
+    )
 
 
 def _security(group: argparse._ArgumentGroup) -> None:
@@ -150,17 +183,62 @@ def _security(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="let listeners without token and TLS bind other addresses than loopback",
     )
-    group.add_argument("--max-message-mib", type=int, default=64, help="default %(default)s")
+    group.add_argument(
+        "--max-message-mib", type=int, default=64, metavar="MIB", help="default %(default)s"
+    )
 
 
 def _behaviour(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--timeout", type=float, default=10.0, help="seconds, where none is asked")
-    group.add_argument("--queue", type=int, default=16, help="waiting requests per ready backend")
-    group.add_argument("--slots", type=int, default=32, help="requests in flight per backend")
-    group.add_argument("--max-observation-age", type=float, default=1.0, help="seconds")
-    group.add_argument("--probe-period", type=float, default=5.0, help="seconds between probes")
-    group.add_argument("--probe-timeout", type=float, default=2.0, help="seconds")
-    group.add_argument("--grace", type=float, default=10.0, help="seconds to finish on SIGTERM")
+    group.add_argument(
+        "--timeout",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="seconds, where none is asked (default 10)",
+    )
+    group.add_argument(
+        "--queue",
+        type=int,
+        default=16,
+        metavar="N",
+        help="waiting requests per ready backend (default 16)",
+    )
+    group.add_argument(
+        "--slots",
+        type=int,
+        default=32,
+        metavar="N",
+        help="requests in flight per backend that says no number (default 32)",
+    )
+    group.add_argument(
+        "--max-observation-age", type=float, default=1.0, metavar="S", help="seconds (default 1)"
+    )
+    group.add_argument(
+        "--probe-period",
+        type=float,
+        default=5.0,
+        metavar="S",
+        help="seconds between probes (default 5)",
+    )
+    group.add_argument(
+        "--probe-timeout", type=float, default=2.0, metavar="S", help="seconds (default 2)"
+    )
+    group.add_argument(
+        "--workers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes that share the ports of native, openpi, rlinf and kserve; backends come "
+        "from --backends-file and --backend alone, as management is one process's",
+    )
+    group.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    group.add_argument(
+        "--grace",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="seconds to finish on SIGTERM (default 10)",
+    )
 
 
 if __name__ == "__main__":

@@ -8,6 +8,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+MAX_IN_FLIGHT = "max_in_flight"
+"""In ``extra``: requests that the server takes at once, waiting ones included."""
+
+FRAMES = "frames"
+"""In ``extra``: steps relative to now that a camera shows, oldest first."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelContract:
@@ -46,7 +52,23 @@ class ModelContract:
         return found
 
     @property
+    def frames(self) -> int:
+        """Return how many pictures of each camera an observation holds; 1 for most models."""
+        steps = self.extra.get(FRAMES)
+        return len(steps) if isinstance(steps, list | tuple) and steps else 1
+
+    def differs_in(self, other: ModelContract) -> list[str]:
+        """Return the names of the fields that make the fingerprints differ, in order."""
+        mine, theirs = self._compared(), other._compared()
+        return [key for key in mine if mine[key] != theirs[key]]
+
+    def _compared(self) -> dict[str, Any]:
+        fields = {k: v for k, v in self.to_json().items() if k != "name"}
+        fields["extra"].pop(MAX_IN_FLIGHT, None)  # the same model, whatever its server can hold
+        return fields
+
+    @property
     def fingerprint(self) -> str:
         """Return a short hash that tells contracts apart, whatever the model is called."""
-        fields = {k: v for k, v in self.to_json().items() if k != "name"}
+        fields = self._compared()
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]

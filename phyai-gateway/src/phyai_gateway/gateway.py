@@ -11,21 +11,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from phyai_gateway.backend_rules import check_weight, named
 from phyai_gateway.backends import Backend, Member, server_id
+from phyai_gateway.backends_file import BackendsFile
 from phyai_gateway.breaker import Breaker, BreakerSettings, Clock
 from phyai_gateway.health import HealthMonitor, ProbeSettings
-from phyai_gateway.listeners import ConfigError, format_endpoint, parse_endpoint
 from phyai_gateway.messages import Fault
 from phyai_gateway.metrics import Metrics
 from phyai_gateway.pool import Pool
 from phyai_gateway.protocols.base import Listener
 from phyai_gateway.router import GatewayRouter, RouteSettings
+from phyai_gateway.share import Share
 from phyai_gateway.state_file import Registration, StateFile
 from phyai_gateway.version import VERSION
 
 log = logging.getLogger(__name__)
 MAX_BACKENDS = 1024
-MAX_NAME = 256
 TICK_S = 1.0
 HEARTBEAT_S = 5
 SILENCE_S = 15.0
@@ -38,16 +39,19 @@ Connect = Callable[[str, str], Backend]
 class GatewaySettings:
     """slots: most requests in flight at one backend, unless its contract says otherwise.
 
-    queue_per_backend: requests that may wait per ready backend.  grace_s: of a drain.
+    share: which part of the gateway this process is.  queue_per_backend: requests that may wait
+    per ready backend.  grace_s: of a drain.
     """
 
     route: RouteSettings = field(default_factory=RouteSettings)
     probe: ProbeSettings = field(default_factory=ProbeSettings)
     breaker: BreakerSettings = field(default_factory=BreakerSettings)
+    share: Share = field(default_factory=Share)
     slots: int = 32
     queue_per_backend: int = 16
     allow_mixed: bool = False
     state: Path | None = None
+    backends_file: Path | None = None
     grace_s: float = 10.0
 
 
@@ -66,6 +70,7 @@ class RegistryRouter(GatewayRouter):
 
     async def register(self, endpoint: str, model: str) -> Heartbeats:
         """Take a server in; it is dropped after 15 s without a heartbeat. Raises Fault."""
+        self.gateway.check_alone()
         member = self.gateway.add(model, endpoint, announced=True)
         return Heartbeats(member.id, HEARTBEAT_S)
 
@@ -93,6 +98,8 @@ class Gateway:
         self.router.gateway = self
         self.health = HealthMonitor(self.settings.probe, self._changed)
         self.state = StateFile(self.settings.state) if self.settings.state else None
+        wanted = self.settings.backends_file
+        self.file = BackendsFile(wanted, self) if wanted else None
         self.listeners: list[Listener] = []
         self.warnings: list[str] = []
         self.draining = False
@@ -106,7 +113,13 @@ class Gateway:
     # ------------------------------------------------------------ life cycle
 
     async def start(self) -> None:
-        """Take in what was registered before, and begin to look after the backends."""
+        """Take in what was registered before, and begin to look after the backends.
+
+        Raises: ConfigError for a backends file that cannot be used.
+        """
+        if self.file is not None:
+            self.file.load()
+            self.metrics.file_state(ok=True)
         saved = self.state.read() if self.state else []
         for row in saved:
             try:
@@ -116,8 +129,8 @@ class Gateway:
                 log.warning("a saved backend is left out: %s", fault.message)
         self._spawn(self._tick())
 
-    async def drain(self) -> None:
-        """Take nothing new; return when all is answered or the grace is over."""
+    async def drain(self) -> bool:
+        """Take nothing new; return whether all was answered before the grace was over."""
         self.draining = True
         self._changed()
         waits = [asyncio.ensure_future(listener.drain()) for listener in self.listeners]
@@ -128,6 +141,8 @@ class Gateway:
             if late:
                 log.warning("grace of %g s is over; what still runs is cut", self.settings.grace_s)
             await asyncio.gather(*waits, return_exceptions=True)
+            return not late
+        return True
 
     async def stop(self) -> None:
         """Close listeners and backends now."""
@@ -163,19 +178,23 @@ class Gateway:
 
         announced: it registered itself and must send heartbeats. Raises Fault.
         """
-        model, endpoint = _checked(model, endpoint)
+        model, endpoint = named(model, endpoint)
         check_weight(weight)
         found = server_id(model, endpoint)
         pool = self.router.pools.get(model)
         if pool is not None and found in pool.members:
             member = pool.members[found]
             member.leaving = False
-            if announced and found in self._announced:
+            if not announced:
+                self._announced.pop(found, None)  # an operator's word needs no heartbeats
+            elif found in self._announced:
                 self._announced[found] = self._clock()
+            self._changed()
             return member
-        if len(self.members()) >= MAX_BACKENDS or len(self.router.pools) >= MAX_BACKENDS:
+        if len(self.members()) >= MAX_BACKENDS:
             raise Fault("resource_exhausted", f"at most {MAX_BACKENDS} backends may be registered.")
         if pool is None:
+            self._drop_old_pools()
             pool = self.router.pools[model] = Pool(
                 model, self.settings.queue_per_backend, self.settings.allow_mixed, self._changed
             )
@@ -186,7 +205,8 @@ class Gateway:
             self._connect(endpoint, model),
             Breaker(self.settings.breaker, self._clock),
             weight=weight,
-            slots=self.settings.slots,
+            slots=self.settings.share.slots(self.settings.slots),
+            share=self.settings.share,
         )
         if announced:
             self._announced[found] = self._clock()
@@ -218,12 +238,33 @@ class Gateway:
         self._changed()
         return member
 
+    def check(self, model: Any, endpoint: Any, weight: Any) -> tuple[str, str]:
+        """Return model and endpoint as they are kept; raises Fault for what ``add`` refuses."""
+        check_weight(weight)
+        return named(model, endpoint)
+
+    def check_alone(self) -> None:
+        """Raise Fault unless what this process is told is all that the gateway has to know."""
+        if self.settings.share.many:
+            raise Fault(
+                "failed_precondition",
+                "backends of a gateway with --workers must be changed in its --backends-file, "
+                "which all its processes follow.",
+            )
+
     def heard(self, server: str) -> bool:
         """Note a heartbeat; returns whether the server is still listed."""
-        if server not in self._announced:
-            return False
-        self._announced[server] = self._clock()
-        return True
+        if server in self._announced:
+            self._announced[server] = self._clock()
+        return any(member.id == server and not member.leaving for member in self.members())
+
+    def _drop_old_pools(self) -> None:
+        """Make room among the models: those without backends are kept only while there is some."""
+        pools = self.router.pools
+        for model in [m for m, pool in pools.items() if not pool.members and not pool.waiting]:
+            if len(pools) < MAX_BACKENDS:
+                return
+            del pools[model]
 
     async def _forget(self, member: Member) -> None:
         while member.leaving and member.in_flight:
@@ -248,7 +289,7 @@ class Gateway:
         return {
             "version": VERSION,
             "draining": self.draining,
-            "warnings": [*self.warnings, *self._state_warning()],
+            "warnings": [*self.warnings, *self._file_warnings()],
             "backends": [member.snapshot() for member in self.members()],
             "models": [
                 {
@@ -282,10 +323,14 @@ class Gateway:
             async with asyncio.timeout(timeout):
                 await self._change.wait()
 
-    def _state_warning(self) -> list[str]:
-        if self.state is None or self.state.error is None:
-            return []
-        return [f"state file was not written: {self.state.error}. Registrations may be lost."]
+    def _file_warnings(self) -> list[str]:
+        found = []
+        if self.state is not None and self.state.error is not None:
+            reason = self.state.error
+            found.append(f"state file was not written: {reason}. Registrations may be lost.")
+        if self.file is not None and self.file.error is not None:
+            found.append(f"backends file is not taken, and the backends stay: it {self.file.error}")
+        return found
 
     def _changed(self) -> None:
         self._change.set()
@@ -295,6 +340,7 @@ class Gateway:
         while True:
             try:
                 self.tick()
+                await self.follow_file()
                 await self.persist()
             except Exception:  # must go on: nobody else looks after the backends
                 log.exception("housekeeping failed")
@@ -312,12 +358,23 @@ class Gateway:
                 with suppress(Fault):
                     self.remove(server)
 
+    async def follow_file(self, *, force: bool = False) -> None:
+        """Take in what changed in the backends file; force: as if it had."""
+        if self.file is not None and await self.file.follow(force=force):
+            self.metrics.file_state(ok=self.file.error is None)
+            self._changed()
+
+    def reread(self) -> None:
+        """Take in the backends file soon, changed or not."""
+        self._spawn(self.follow_file(force=True))
+
     def _registrations(self) -> list[Registration]:
-        """Return what a restart needs; who announces itself will do so again."""
+        """Return what a restart needs; who announces itself or is in a file is known again."""
+        filed = self.file.owned if self.file else {}
         return [
             Registration(m.model, m.endpoint, m.weight, m.draining)
             for m in self.members()
-            if not m.leaving and m.id not in self._announced
+            if not m.leaving and m.id not in self._announced and m.id not in filed
         ]
 
     async def persist(self) -> None:
@@ -333,21 +390,3 @@ class Gateway:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _checked(model: Any, endpoint: Any) -> tuple[str, str]:
-    if not isinstance(model, str) or not model.strip() or len(model) > MAX_NAME:
-        raise Fault("invalid_argument", f"model_name must be a text of 1 to {MAX_NAME} characters.")
-    if not isinstance(endpoint, str):
-        raise Fault("invalid_argument", "endpoint must be HOST:PORT.")
-    try:
-        return model, format_endpoint(*parse_endpoint(endpoint))
-    except ConfigError as error:
-        raise Fault("invalid_argument", str(error)) from None
-
-
-def check_weight(weight: Any) -> None:
-    """Raise Fault unless it is a number from 0.01 to 100."""
-    number = isinstance(weight, int | float) and not isinstance(weight, bool)
-    if not number or not 0.01 <= weight <= 100:
-        raise Fault("invalid_argument", f"weight must be 0.01 to 100; got {weight!r:.40}.")

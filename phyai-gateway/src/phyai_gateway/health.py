@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from phyai_gateway.backends import Member
-from phyai_gateway.contract import ModelContract
+from phyai_gateway.backends import NOT_SERVING, Member
+from phyai_gateway.contract import MAX_IN_FLIGHT, ModelContract
 from phyai_gateway.messages import Fault
 from phyai_gateway.pool import Pool
 
@@ -20,7 +20,10 @@ MOST_SLOTS = 1024
 
 @dataclass(frozen=True, slots=True)
 class ProbeSettings:
-    """fall, rise: failures and successes in a row that change a backend's state."""
+    """fall, rise: failures and successes in a row that change a backend's state.
+
+    A backend that answers that it does not serve is down at once.
+    """
 
     period_s: float = 5.0
     timeout_s: float = 2.0
@@ -78,7 +81,8 @@ class HealthMonitor:
                 # Asked each time: a quick restart with another checkpoint is not seen as "down".
                 contract = await member.backend.contract()
         except (Fault, TimeoutError, OSError) as error:
-            self._failed(member, _text(error))
+            refused = isinstance(error, Fault) and error.reason == NOT_SERVING
+            self._failed(member, _text(error), certain=refused)
         except Exception as error:  # a backend's client may have a bug: the loop must go on
             log.exception("probe of backend %s failed", member.id)
             self._failed(member, type(error).__name__)
@@ -88,16 +92,18 @@ class HealthMonitor:
             self._changed()
         pool.wake()
 
-    def _failed(self, member: Member, text: str) -> None:
+    def _failed(self, member: Member, text: str, *, certain: bool = False) -> None:
+        """Count a failed probe. certain: the server itself says that it takes no requests."""
         self._successes[member.id] = 0
         member.probe_failures += 1
-        member.note_error(f"probe: {text}")
-        if member.up and member.probe_failures >= self.settings.fall:
+        member.note_probe(text)
+        if member.up and (certain or member.probe_failures >= self.settings.fall):
             member.up = False
-            log.warning("backend %s (%s) is down: %s", member.id, member.model, text)
+            log.warning("backend %s (%r) is down: %s", member.id, member.model, text)
 
     def _succeeded(self, pool: Pool, member: Member, contract: ModelContract) -> None:
         member.probe_failures = 0
+        member.note_probe(None)
         old, member.contract = member.contract, contract
         if member.up and old is not None and old.fingerprint != contract.fingerprint:
             member.incarnation += 1  # another process: its sessions are gone
@@ -107,7 +113,8 @@ class HealthMonitor:
                 return
             member.up = True
             member.incarnation += 1
-            log.info("backend %s (%s) is up", member.id, member.model)
+            member.breaker.relent()  # another process: what the old one did says little of it
+            log.info("backend %s (%r) is up", member.id, member.model)
         check_contract(pool, member)
 
 
@@ -123,23 +130,34 @@ def check_contract(pool: Pool, member: Member) -> None:
     held = [m.contract.fingerprint for m in pool.members.values() if m.contract is not None]
     if pool.contract is None or pool.contract.fingerprint not in held:
         pool.contract = theirs
-    same = theirs.fingerprint == pool.contract.fingerprint
-    if same or pool.allow_mixed:
+        for other in pool.members.values():  # those that have it already need not wait for a probe
+            _judge(pool, other, pool.contract)
+    _judge(pool, member, pool.contract)
+
+
+def _judge(pool: Pool, member: Member, wanted: ModelContract) -> None:
+    theirs = member.contract
+    if theirs is None:
+        return
+    if theirs.fingerprint == wanted.fingerprint or pool.allow_mixed:
         member.refusal = None
-        member.slots = _slots(theirs.extra.get("max_in_flight"), member.slots)
-    elif member.refusal is None:
-        member.refusal = (
-            f"contract {theirs.fingerprint} differs from {pool.contract.fingerprint} of the "
-            f"others behind {pool.model!r}. Serve the same checkpoint and settings, use another "
-            "name, or start with --allow-mixed."
-        )
-        log.warning("backend %s is not used: %s", member.id, member.refusal)
+        if (published := _slots(theirs.extra.get(MAX_IN_FLIGHT))) is not None:
+            member.slots = member.share.slots(published)
+        return
+    refusal = (
+        f"contract {theirs.fingerprint} differs from {wanted.fingerprint} of the "
+        f"others behind {pool.model!r} in {', '.join(theirs.differs_in(wanted))}. Serve the same "
+        "checkpoint and settings, use another name, or start with --allow-mixed."
+    )
+    if refusal != member.refusal:
+        member.refusal = refusal
+        log.warning("backend %s is not used: %s", member.id, refusal)
 
 
-def _slots(published: object, default: int) -> int:
+def _slots(published: object) -> int | None:
     """Return how many requests it wants at once, if it says so."""
     if not isinstance(published, int) or isinstance(published, bool) or published < 1:
-        return default
+        return None
     return min(published, MOST_SLOTS)
 
 

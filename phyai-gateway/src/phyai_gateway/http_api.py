@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from html import escape
 from importlib.resources import files
 from typing import Any, ClassVar
 
@@ -43,6 +44,9 @@ PAGE_FILES = {
     "/status.js": ("status.js", "text/javascript; charset=utf-8"),
     "/status.css": ("status.css", "text/css; charset=utf-8"),
 }
+
+NO_FIGURES = '<meta name="first-figures" content="">'
+"""In the page, where its first figures go."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -85,6 +89,7 @@ class HttpApi(HttpListener):
             Route("/healthz", self._healthz),
             Route("/metrics", self._guard(self._metrics, "infer")),
             Route("/v1/models", self._guard(self._models, "infer")),
+            Route("/v1/models/{model:path}", self._guard(self._model, "infer")),
         ]
         if self._infer:
             found += [*self._rlinf.routes(), *self._kserve.routes()]
@@ -141,6 +146,11 @@ class HttpApi(HttpListener):
             rows.append({"model_name": model, "ready": ready, "contract": contract})
         return JSONResponse({"models": rows})
 
+    async def _model(self, request: Request) -> Response:
+        """Answer with the contract, as a model server does at this path."""
+        contract = self.router.contract(request.path_params["model"])
+        return JSONResponse({**contract.to_json(), "fingerprint": contract.fingerprint})
+
     async def _list(self, request: Request) -> Response:
         return JSONResponse(self.gateway.snapshot())
 
@@ -165,6 +175,7 @@ class HttpApi(HttpListener):
     # ------------------------------------------------------------ management
 
     async def _register(self, request: Request) -> Response:
+        self.gateway.check_alone()
         body = await self._json(request, {"model_name", "endpoint", "weight"})
         member = self.gateway.add(
             body.get("model_name", ""), body.get("endpoint", ""), weight=body.get("weight", 1.0)
@@ -173,11 +184,13 @@ class HttpApi(HttpListener):
         return JSONResponse(member.snapshot(), 202)
 
     async def _remove(self, request: Request) -> Response:
+        self.gateway.check_alone()
         member = self.gateway.remove(request.path_params["server_id"])
         await self.gateway.persist()
         return JSONResponse(member.snapshot(), 202)
 
     async def _patch(self, request: Request) -> Response:
+        self.gateway.check_alone()
         body = await self._json(request, {"state", "weight"})
         member = self.gateway.patch(
             request.path_params["server_id"], state=body.get("state"), weight=body.get("weight")
@@ -202,8 +215,29 @@ class HttpApi(HttpListener):
 
     async def _page(self, request: Request) -> Response:
         name, media_type = PAGE_FILES[request.url.path]
-        data = (files("phyai_gateway") / "status_page" / name).read_bytes()
-        return Response(data, headers={**PAGE_HEADERS, "Content-Type": media_type})
+        data = (files("phyai_gateway") / "status_page" / name).read_text("utf-8")
+        headers = {**PAGE_HEADERS, "Content-Type": media_type}
+        if name == "index.html" and (first := self._first_figures(request)) is not None:
+            data = data.replace(NO_FIGURES, f'{NO_FIGURES[:-2]}{first}">', 1)
+            headers["Cache-Control"] = "no-store"
+        return Response(data, headers=headers)
+
+    def _first_figures(self, request: Request) -> str | None:
+        """Return the snapshot as text for an attribute; None for who may not ask for it.
+
+        A page that has it shows something at once: a stream takes a moment. A browser that asks
+        for a page sends no token, so with tokens nobody gets it here.
+        """
+        if self.options.tokens is not None:
+            return None
+        try:
+            self._check_origin(request, "admin")
+        except _Refused:
+            return None
+        text = json.dumps(self.gateway.snapshot())
+        for sign in "<>&'":  # inside JSON they occur in texts only; quotes are left to escape()
+            text = text.replace(sign, f"\\u{ord(sign):04x}")
+        return escape(text)
 
     def _guard(self, handler: Handler, scope: Any) -> Handler:
         async def guarded(request: Request) -> Response:

@@ -51,7 +51,7 @@ def parse_endpoint(text: str, *, any_port: bool = False) -> tuple[str, int]:
         )
     number = int(port)
     if not (0 if any_port else 1) <= number <= 65535:
-        raise ConfigError(f"port must be 1 to 65535; got {number}.")
+        raise ConfigError(f"port must be {0 if any_port else 1} to 65535; got {number}.")
     return host, number
 
 

@@ -88,7 +88,7 @@ class Mailboxes:
             async with asyncio.timeout(min(patience_s, max_age_s)):
                 await place
         except (TimeoutError, asyncio.CancelledError) as error:
-            if place.done() and not place.cancelled():
+            if place.done() and not place.cancelled() and place.exception() is None:
                 self._pass_on(key, box)  # the turn came in the same moment: it is not lost
             if isinstance(error, TimeoutError):
                 late = max_age_s < patience_s

@@ -64,6 +64,16 @@ class Fault(Exception):
         self.retry_after, self.started, self.reason = retry_after, started, reason
 
 
+def bare(fault: Fault) -> Fault:
+    """Return the fault without where it came from, for who keeps it beyond its ``except``.
+
+    Frames of the way hold the request's bytes: a fault that one of its own frames keeps would hold
+    them until the garbage collector comes by, which after few but large requests is late.
+    """
+    fault.__traceback__ = fault.__context__ = fault.__cause__ = None
+    return fault
+
+
 @dataclass(frozen=True, slots=True)
 class TensorData:
     """Elements in C order, little endian.
@@ -103,7 +113,8 @@ class TensorData:
 class ImageData:
     """One camera's picture. ``raw``: shape and layout say what the bytes are; else a whole file.
 
-    shape: [H, W, C] or [B, H, W, C], or with layout ``chw`` [C, H, W] or [B, C, H, W].
+    shape: [H, W, C] or [B, H, W, C], or with layout ``chw`` [C, H, W] or [B, C, H, W]; of models
+    that look at several frames [T, H, W, C] or [B, T, H, W, C].
     """
 
     name: str

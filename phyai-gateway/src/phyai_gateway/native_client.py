@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2
 
-from phyai_gateway.backends import Backend
+from phyai_gateway import trace
+from phyai_gateway.backends import NOT_SERVING, Backend
 from phyai_gateway.contract import ModelContract
 from phyai_gateway.messages import Fault, InferReply, InferRequest
 from phyai_gateway.proto import contracts_v1_pb2 as contracts_pb
@@ -29,7 +30,7 @@ PROBE_TIMEOUT_S = 2.0
 _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),  # one connection per backend, also to equal addresses
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # also what a connection attempt may take
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -42,6 +43,8 @@ class NativeBackend(Backend):
     credentials: gRPC channel credentials; None = plain text.  token: sent as Bearer.
     """
 
+    keeps_time: ClassVar[bool] = True  # by gRPC's deadline
+
     def __init__(
         self,
         endpoint: str,
@@ -53,8 +56,11 @@ class NativeBackend(Backend):
     ) -> None:
         self.endpoint, self.model = endpoint.removeprefix("grpc://"), model
         self._credentials, self._limit = credentials, max_message_bytes
-        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self._metadata: tuple[tuple[str, str], ...] = ()
+        if token:
+            self._metadata = (("authorization", f"Bearer {token}"),)
         self._channel: Any = None
+        self._methods: dict[str, Any] = {}
         self._plain_health = True  # until a server says that it lacks grpc.health.v1
 
     # ------------------------------------------------------------ the interface
@@ -124,6 +130,7 @@ class NativeBackend(Backend):
 
     async def close(self) -> None:
         channel, self._channel = self._channel, None
+        self._methods.clear()
         if channel is not None:
             await channel.close()
 
@@ -131,7 +138,11 @@ class NativeBackend(Backend):
 
     def _check(self, serving: bool) -> None:
         if not serving:
-            raise Fault("unavailable", f"server must serve model {self.model!r}; it is not ready.")
+            raise Fault(
+                "unavailable",
+                f"server must serve model {self.model!r}; it is not ready.",
+                reason=NOT_SERVING,
+            )
 
     def _open(self) -> Any:
         """Return the channel, made on first use: it belongs to the running loop."""
@@ -151,6 +162,8 @@ class NativeBackend(Backend):
         """Wait for the connection, so that what fails here has certainly not started."""
         channel = self._open()
         ready = grpc.ChannelConnectivity.READY
+        if channel.get_state(try_to_connect=True) == ready:
+            return
         try:
             async with asyncio.timeout(max(timeout, 0.0)):
                 while (state := channel.get_state(try_to_connect=True)) != ready:
@@ -169,9 +182,11 @@ class NativeBackend(Backend):
     async def _call(self, method: str, payload: bytes, timeout: float) -> bytes:
         if timeout <= 0:
             raise Fault("deadline_exceeded", "request's deadline passed before it was sent.")
-        call = self._open().unary_unary(method)(payload, timeout=timeout, metadata=self._metadata)
+        if (ask := self._methods.get(method)) is None:
+            ask = self._methods[method] = self._open().unary_unary(method)
         try:
-            answer: bytes = await call
+            metadata = self._metadata + trace.metadata()
+            answer: bytes = await ask(payload, timeout=timeout, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             raise fault_of(error.code(), error.details(), error.trailing_metadata()) from None
         return answer

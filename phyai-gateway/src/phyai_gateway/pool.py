@@ -32,15 +32,19 @@ class Lease:
 class _Waiter:
     """A request without a slot. member: the only one it may take, of a session."""
 
-    future: asyncio.Future[Lease]
     deadline: float
     number: int
     member: Member | None
     exclude: frozenset[str]
+    future: asyncio.Future[Lease] | None = None  # from when it waits
 
     @property
     def order(self) -> tuple[float, int]:
         return self.deadline, self.number
+
+    @property
+    def waits(self) -> bool:
+        return self.future is not None and not self.future.done()
 
 
 @dataclass(eq=False, slots=True)
@@ -80,14 +84,14 @@ class Pool:
         deadline_exceeded.
         """
         waiter = _Waiter(
-            asyncio.get_running_loop().create_future(),
             deadline,
             next(self._numbers),
             member,
             frozenset(exclude),
         )
-        queued = any(not one.future.done() for one in self._waiters)
-        if not queued and (found := self._choose(waiter)) is not None:
+        if any(one.waits for one in self._waiters):
+            self.wake()  # those who came before choose first; what none of them may take is free
+        if (found := self._choose(waiter)) is not None:
             return self._take(found)
         self._check_hope(waiter)
         return await self._wait(waiter, turn)
@@ -131,17 +135,20 @@ class Pool:
 
     def wake(self) -> None:
         """Give free slots to those who wait, earliest deadline first; refuse where no hope is."""
+        if not self._waiters:
+            return
         self._relent()
         for waiter in sorted(self._waiters, key=lambda one: one.order):
-            if waiter.future.done():
+            future = waiter.future
+            if future is None or not waiter.waits:
                 continue
             if (found := self._choose(waiter)) is not None:
-                waiter.future.set_result(self._take(found))
+                future.set_result(self._take(found))
                 continue
             try:
                 self._check_health(waiter)
             except Fault as fault:
-                waiter.future.set_exception(fault)
+                future.set_exception(fault)
 
     def _choose(self, waiter: _Waiter) -> Member | None:
         """Return the cheapest free member; ties go to the one chosen longest ago."""
@@ -152,8 +159,8 @@ class Pool:
         free_ones = [
             m for m in self.ready() if m.in_flight < m.slots and m.id not in waiter.exclude
         ]
-        if not free_ones:
-            return None
+        if len(free_ones) < 2:
+            return free_ones[0] if free_ones else None
         # A trial goes first: nothing else brings an ejected backend back, and it is one request.
         return min(free_ones, key=lambda m: (m.breaker.state == "closed", m.cost, m.picked))
 
@@ -214,15 +221,16 @@ class Pool:
             min(able, key=lambda m: m.breaker.wait_s).breaker.relent()
 
     async def _wait(self, waiter: _Waiter, turn: Turn | None) -> Lease:
+        future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        waiter.future = future
         self._waiters.append(waiter)
         self.wake()
         if turn is not None:
-            turn.waiting = waiter.future  # type: ignore[assignment]  # only ever given an exception
+            turn.waiting = future  # type: ignore[assignment]  # only ever given an exception
         try:
             async with asyncio.timeout(max(waiter.deadline - time.monotonic(), 0.0)):
-                return await waiter.future
+                return await future
         except (TimeoutError, asyncio.CancelledError) as error:
-            future = waiter.future
             if future.done() and not future.cancelled() and future.exception() is None:
                 self.release(future.result(), "neutral")  # the slot came in the same moment
             if isinstance(error, TimeoutError):

@@ -42,12 +42,11 @@ class StateFile:
         except FileNotFoundError:
             return []
         except OSError as error:
-            log.warning("state file cannot be read (%s): starting without it", error.strerror)
-            self.error = "unreadable"
+            self._set_aside(f"cannot be read: {error.strerror}")  # or the next write replaces it
             return []
         try:
             return _parse(data)
-        except (ValueError, RecursionError) as error:
+        except (ValueError, OverflowError, RecursionError) as error:
             self._set_aside(str(error))
             return []
 

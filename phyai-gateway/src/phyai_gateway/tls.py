@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +30,20 @@ class TlsFiles:
         return context
 
     def reload(self, context: ssl.SSLContext) -> None:
-        """Give new handshakes of the context the files' present certificate."""
+        """Give new handshakes of the context the files' present certificate.
+
+        Raises OSError, ssl.SSLError with the context as it was.
+        """
+        self.server_context()  # loading half a pair would leave the context without its key
         context.load_cert_chain(self.cert, self.key)
 
     def grpc_credentials(self) -> Any:
-        """Return gRPC server credentials that follow the files; raises OSError."""
+        """Return gRPC server credentials that follow the files, a signal is not needed; raises
+        OSError."""
         import grpc
 
         seen = self._stamp()
+        refused: tuple[int, ...] = ()
 
         def configuration() -> Any:
             ca = self.client_ca.read_bytes() if self.client_ca else None
@@ -42,17 +51,29 @@ class TlsFiles:
             return grpc.ssl_server_certificate_configuration(pairs, ca)
 
         def fetch() -> Any:
-            nonlocal seen
+            """Return what new handshakes use; None = gRPC keeps the configuration it has."""
+            nonlocal seen, refused
             now = self._stamp()
-            if now == seen:
-                return None  # gRPC keeps the configuration it has
+            if not now or now in (seen, refused):
+                return None
+            try:
+                self.server_context()  # half a pair would end every handshake
+                made = configuration()
+            except OSError as error:  # ssl.SSLError is one
+                refused = now
+                log.error("TLS files were not taken: %s", type(error).__name__)
+                return None
             seen = now
-            return configuration()
+            return made
 
         return grpc.dynamic_ssl_server_credentials(
             configuration(), fetch, require_client_authentication=self.client_ca is not None
         )
 
     def _stamp(self) -> tuple[int, ...]:
+        """Return what changes with the files; empty while one of them is missing."""
         files = [self.cert, self.key, *([self.client_ca] if self.client_ca else [])]
-        return tuple(file.stat().st_mtime_ns for file in files)
+        try:
+            return tuple(file.stat().st_mtime_ns for file in files)
+        except FileNotFoundError:
+            return ()

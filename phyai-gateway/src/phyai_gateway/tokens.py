@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import os
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -50,21 +51,19 @@ class TokenStore:
     def read(cls, path: Path) -> TokenStore:
         """Read a JSON file {name: {"token": text, "scopes": ["infer", "admin"]}}.
 
-        Raises TokenFileError also where others than the owner may read it.
+        Raises TokenFileError also where others than the owner may read it. The group may where root
+        owns the file and another user reads it: so a cluster mounts secrets.
         """
         try:
             with path.open("rb") as file:
-                if stat.S_IMODE(path.stat().st_mode) & 0o077:
-                    raise TokenFileError(
-                        "token file must be readable by its owner only; got a wider mode. "
-                        "Run chmod 600 on it."
-                    )
+                _refuse_wide(os.fstat(file.fileno()))
                 data = json.loads(file.read(MAX_FILE_BYTES))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             if isinstance(error, TokenFileError):
                 raise
             raise TokenFileError(
-                f"token file must be readable JSON; got {type(error).__name__}. Write "
+                f"token file must be readable JSON; {str(path)!r} is not: "
+                f"{getattr(error, 'strerror', None) or 'no JSON'}. Write "
                 '{"NAME": {"token": "...", "scopes": ["infer"]}}.'
             ) from None
         return cls(_parse(data))
@@ -99,6 +98,14 @@ class TokenStore:
         return self.check(value.strip() if known and value else None, scope)
 
 
+def _refuse_wide(found: os.stat_result) -> None:
+    mounted = found.st_uid == 0 and os.geteuid() != 0
+    if stat.S_IMODE(found.st_mode) & (0o037 if mounted else 0o077):
+        raise TokenFileError(
+            "token file must be readable by its owner only; got a wider mode. Run chmod 600 on it."
+        )
+
+
 def _parse(data: Any) -> list[_Entry]:
     if not isinstance(data, dict) or not data:
         raise TokenFileError("token file must hold a map of at least one name; got another thing.")
@@ -118,7 +125,8 @@ def _entry(name: str, token: Any, scopes: Any) -> _Entry:
             f"token {name!r} must be ASCII text of at least {SHORTEST} characters. Make one with "
             "`openssl rand -hex 32`."
         )
-    wanted = frozenset(scopes) if isinstance(scopes, list | tuple) else frozenset({"?"})
+    listed = isinstance(scopes, list | tuple)
+    wanted = frozenset(map(str, scopes)) if listed else frozenset({"?"})
     if not wanted <= set(SCOPES):
         raise TokenFileError(f"scopes of token {name!r} must be of {', '.join(sorted(SCOPES))}.")
     return _Entry(name, _digest(token), wanted)

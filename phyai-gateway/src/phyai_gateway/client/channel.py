@@ -23,7 +23,7 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5_000),  # also what a connection attempt may take
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )
 
@@ -65,7 +65,11 @@ class Target:
 
 def fault_from(error: Any) -> Fault:
     """Return the fault of a gRPC error, sync or asyncio."""
-    return fault_of(error.code(), error.details(), error.trailing_metadata())
+    found = fault_of(error.code(), error.details(), error.trailing_metadata())
+    if found.status == "unavailable" and "failed to connect" in found.message.lower():
+        text = f"server must accept a connection; it does not. Is it running? ({found.message})"
+        return Fault("unavailable", text, retry_after=found.retry_after, started=found.started)
+    return found
 
 
 def check_timeout(timeout_s: float) -> float:

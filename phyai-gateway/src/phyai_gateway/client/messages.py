@@ -54,7 +54,7 @@ def request_of(
     extensions: Mapping[str, Any] | None = None,
 ) -> InferRequest:
     """Return a request with a new id; raises Fault(invalid_argument) for values of wrong type."""
-    several = () if prompt is None or isinstance(prompt, str) else tuple(prompt)
+    several = () if prompt is None or isinstance(prompt, str) else _prompts(prompt)
     if type(horizon) is not int or not 0 <= horizon < 2**32:
         raise _bad(f"horizon must be an int >= 0; got {horizon!r}.")
     return InferRequest(
@@ -113,6 +113,12 @@ def actions_of(answer: Answer) -> np.ndarray[Any, Any]:
     return answer.actions
 
 
+def _prompts(given: object) -> tuple[str, ...]:
+    if not isinstance(given, list | tuple) or not all(isinstance(text, str) for text in given):
+        raise _bad(f"prompt must be a text, or a list of one per row; got {type(given).__name__}.")
+    return tuple(given)
+
+
 def _image(name: str, picture: Picture) -> ImageData:
     if isinstance(picture, bytes | bytearray | memoryview):
         head = bytes(picture[:8])
@@ -121,7 +127,7 @@ def _image(name: str, picture: Picture) -> ImageData:
                 return ImageData(name, bytes(picture), (), "uint8", encoding)
         raise _bad(f"bytes of image {name!r} must be a JPEG or PNG file; got something else.")
     array = np.asarray(picture)
-    if array.dtype != np.uint8 or array.ndim not in (3, 4) or array.shape[-1] != 3:
+    if array.dtype != np.uint8 or array.ndim not in (3, 4, 5) or array.shape[-1] != 3:
         raise _bad(
             f"image {name!r} must be uint8 RGB [H, W, 3] or [B, H, W, 3]; got {array.dtype} "
             f"{list(array.shape)}."
@@ -149,7 +155,12 @@ def _array(tensor: TensorData) -> np.ndarray[Any, Any]:
     if tensor.dtype == "bfloat16":
         halves = np.frombuffer(tensor.data, "<u2").astype("<u4") << 16
         return halves.view("<f4").reshape(tensor.shape)
-    return np.frombuffer(tensor.data, _DTYPES[tensor.dtype]).reshape(tensor.shape).copy()
+    try:
+        return np.frombuffer(tensor.data, _DTYPES[tensor.dtype]).reshape(tensor.shape).copy()
+    except (ValueError, OverflowError):  # no elements, but other sizes that numpy can't have
+        raise Fault(
+            "data_loss", f"server must answer with arrays; got one of {list(tensor.shape)}."
+        ) from None
 
 
 def _bad(message: str) -> Fault:

@@ -179,8 +179,10 @@ def _reordered(
 ) -> memoryview:
     """Return elements in row-major order, one strided copy per line of the longest axis."""
     count = prod(shape)
+    if not count:
+        return data  # nothing to move, however large the other sizes are
     axis = max(range(len(shape)), key=lambda index: shape[index])
-    if count and count // shape[axis] > MAX_REORDERED_SLICES:
+    if count // shape[axis] > MAX_REORDERED_SLICES:
         raise DecodeError("an array of this shape must be sent in row-major order.")
     place_of = {axis: place for place, axis in enumerate(order)}
     column = [

@@ -6,7 +6,6 @@ the keys of msgpack-numpy. Text and bytes keys are read; bytes keys are written,
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,24 +24,36 @@ from phyai_gateway.decode.limits import (
 )
 from phyai_gateway.decode.npy import read_npy, write_npy
 
-_FIXED = {0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8} | {
-    0xD0: 1,
-    0xD1: 2,
-    0xD2: 4,
-    0xD3: 8,
-}
-_LENGTHS = {
-    0xC4: ("bin", ">B"),
-    0xC5: ("bin", ">H"),
-    0xC6: ("bin", ">I"),
-    0xD9: ("str", ">B"),
-    0xDA: ("str", ">H"),
-    0xDB: ("str", ">I"),
-    0xDC: ("list", ">H"),
-    0xDD: ("list", ">I"),
-    0xDE: ("map", ">H"),
-    0xDF: ("map", ">I"),
-}
+_NUMBER, _STR, _BIN, _LIST, _MAP, _REFUSED = range(6)
+
+
+def _kind(first: int) -> tuple[int, int]:
+    """Return what a value's first byte says it is, and its bytes or entries.
+
+    A negative length says in how many bytes the length itself follows.
+    """
+    if first <= 0x7F or first >= 0xE0:
+        return _NUMBER, 0
+    for start, stop, kind in ((0x80, 0x90, _MAP), (0x90, 0xA0, _LIST), (0xA0, 0xC0, _STR)):
+        if start <= first < stop:
+            return kind, first - start
+    numbers = {0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8} | {
+        start + power: 1 << power for start in (0xCC, 0xD0) for power in range(4)
+    }
+    if first in numbers:
+        return _NUMBER, numbers[first]
+    for kind, sizes in (
+        (_BIN, {0xC4: 1, 0xC5: 2, 0xC6: 4}),
+        (_STR, {0xD9: 1, 0xDA: 2, 0xDB: 4}),
+        (_LIST, {0xDC: 2, 0xDD: 4}),
+        (_MAP, {0xDE: 2, 0xDF: 4}),
+    ):
+        if first in sizes:
+            return kind, -sizes[first]
+    return _REFUSED, 0  # extension types
+
+
+_KINDS = [_kind(first) for first in range(256)]
 Hook = Callable[[dict[Any, Any]], Any]
 
 
@@ -95,80 +106,61 @@ def check_structure(payload: bytes | memoryview, limits: MsgpackLimits = _DEFAUL
     """
     if len(payload) > limits.payload_bytes:
         raise DecodeError(f"payload must have at most {limits.payload_bytes} bytes.")
-    _Walk(memoryview(payload), limits).run()
-
-
-class _Walk:
-    def __init__(self, data: memoryview, limits: MsgpackLimits) -> None:
-        self.data, self.limits = data, limits
-        self.at, self.nodes, self.text_bytes = 0, 1, 0
-        self.open: list[list[int]] = [[1, 0]]  # values still to come, whether it is a map
-
-    def run(self) -> None:
-        while self.open:
-            level = self.open[-1]
-            if level[0] == 0:
-                self.open.pop()
-                continue
-            key = bool(level[1]) and level[0] % 2 == 0
-            level[0] -= 1
-            kind, length = self.header()
-            if key and kind not in ("str", "bin"):
-                raise DecodeError("keys of a map must be text or bytes.")
-            if kind in ("list", "map"):
-                self.enter(length, kind == "map")
-            else:
-                self.skip(length, kind)
-        if self.at != len(self.data):
-            raise DecodeError("payload must hold one value and nothing after it.")
-
-    def header(self) -> tuple[str, int]:
-        if self.at >= len(self.data):
+    data, at, end = payload, 0, len(payload)
+    nodes, texts = 1, 0
+    left, is_map = 1, False  # values still to come on this level
+    outer: list[tuple[int, bool]] = []
+    while left or outer:  # one loop without calls: it steps over dozens of headers per request
+        if not left:
+            left, is_map = outer.pop()
+            continue
+        key = is_map and left % 2 == 0
+        left -= 1
+        if at >= end:
             raise DecodeError("payload ends early.")
-        first = self.data[self.at]
-        self.at += 1
-        if first <= 0x7F or first >= 0xE0:
-            return "number", 0
-        if first <= 0x8F:
-            return "map", first & 0x0F
-        if first <= 0x9F:
-            return "list", first & 0x0F
-        if first <= 0xBF:
-            return "str", first & 0x1F
-        if first in _FIXED:
-            return "number", _FIXED[first]
-        if first not in _LENGTHS:
+        first = data[at]
+        at += 1
+        kind, length = _KINDS[first]
+        if length < 0:  # it follows, in that many bytes
+            size, at = -length, at - length
+            if at > end:
+                raise DecodeError("payload ends early.")
+            length = int.from_bytes(data[at - size : at], "big")
+        if key and kind not in (_STR, _BIN):
+            raise DecodeError("keys of a map must be text or bytes.")
+        if kind == _STR:
+            if length > limits.text_bytes:
+                raise DecodeError(f"a text must have at most {limits.text_bytes} bytes.")
+            texts += length
+            if texts > MAX_TEXTS_BYTES:
+                raise DecodeError(f"all texts together must have at most {MAX_TEXTS_BYTES} bytes.")
+        elif kind in (_LIST, _MAP):
+            values = _values(length, kind == _MAP, limits, end - at)
+            nodes += values
+            if nodes > limits.nodes:
+                raise DecodeError(f"payload must have at most {limits.nodes} values.")
+            if len(outer) >= limits.depth:
+                raise DecodeError(f"payload must nest at most {limits.depth} deep.")
+            outer.append((left, is_map))
+            left, is_map = values, kind == _MAP
+            continue
+        elif kind == _REFUSED:
             raise DecodeError("payload must not have extension types.")
-        kind, form = _LENGTHS[first]
-        size = struct.calcsize(form)
-        if self.at + size > len(self.data):
-            raise DecodeError("payload ends early.")
-        (length,) = struct.unpack_from(form, self.data, self.at)
-        self.at += size
-        return kind, length
-
-    def enter(self, length: int, is_map: bool) -> None:
-        if length > self.limits.items:
-            raise DecodeError(f"a list or map must have at most {self.limits.items} entries.")
-        values = 2 * length if is_map else length
-        self.nodes += values
-        if values > len(self.data) - self.at:
-            raise DecodeError("payload declares more entries than it has.")
-        if self.nodes > self.limits.nodes:
-            raise DecodeError(f"payload must have at most {self.limits.nodes} values.")
-        if len(self.open) > self.limits.depth:
-            raise DecodeError(f"payload must nest at most {self.limits.depth} deep.")
-        self.open.append([values, int(is_map)])
-
-    def skip(self, length: int, kind: str) -> None:
-        if kind == "str" and length > self.limits.text_bytes:
-            raise DecodeError(f"a text must have at most {self.limits.text_bytes} bytes.")
-        self.text_bytes += length if kind == "str" else 0
-        if self.text_bytes > MAX_TEXTS_BYTES:
-            raise DecodeError(f"all texts together must have at most {MAX_TEXTS_BYTES} bytes.")
-        if length > len(self.data) - self.at:
+        if length > end - at:
             raise DecodeError("payload declares more bytes than it has.")
-        self.at += length
+        at += length
+    if at != end:
+        raise DecodeError("payload must hold one value and nothing after it.")
+
+
+def _values(length: int, is_map: bool, limits: MsgpackLimits, rest: int) -> int:
+    """Return how many values a list or map holds. Raises: DecodeError."""
+    if length > limits.items:
+        raise DecodeError(f"a list or map must have at most {limits.items} entries.")
+    values = 2 * length if is_map else length
+    if values > rest:
+        raise DecodeError("payload declares more entries than it has.")
+    return values
 
 
 # ---------------------------------------------------------------- openpi

@@ -49,12 +49,15 @@ class _Reader:
     def run(self) -> Any:
         if not self.data or self.data[0] != 0x80:
             raise DecodeError("payload must be a pickle of protocol 2 or later; got other bytes.")
-        data, stack, end = self.data, self.stack, len(self.data)
+        data, stack, memo, end = self.data, self.stack, self.memo, len(self.data)
         for _ in range(MAX_PICKLE_OPS):
             if self.at >= end:
                 raise DecodeError("payload ends early.")
             opcode = data[self.at]
             self.at += 1
+            if opcode == 0x94 and stack and len(memo) < MAX_PICKLE_MEMO:  # MEMOIZE: a third of all
+                memo[len(memo)] = stack[-1]
+                continue
             if opcode == 0x2E:  # STOP
                 return self._result()
             handler = _HANDLERS.get(opcode)
@@ -140,6 +143,27 @@ class _Reader:
             raise DecodeError(f"all texts together must have at most {MAX_TEXTS_BYTES} bytes.")
         self.push(nodes.LongText(data) if length > MAX_TEXT_BYTES else _decoded(data))
 
+    def short_text(self) -> None:
+        """A name or a task; these and the three below are most of what there is to read."""
+        data, at = self.data, self.at
+        end = at + 1 + data[at] if at < len(data) else at + 1
+        if end > len(data):
+            raise DecodeError("payload declares more bytes than it has.")
+        self.at = end
+        self.text_bytes += end - at - 1
+        if self.text_bytes > MAX_TEXTS_BYTES:
+            raise DecodeError(f"all texts together must have at most {MAX_TEXTS_BYTES} bytes.")
+        self.stack.append(_decoded(data[at + 1 : end]))
+
+    def short_recall(self) -> None:
+        self.recall(self.number(_U1))
+
+    def short_integer(self) -> None:
+        self.stack.append(self.number(_U1))
+
+    def float_(self) -> None:
+        self.stack.append(self.number(_F8))
+
     def bytes_(self, length: int) -> None:
         self.push(self.take(length))
 
@@ -160,8 +184,12 @@ class _Reader:
         self.push(self.memo[index])
 
     def tuple_(self, count: int) -> None:
-        values = [self.pop() for _ in range(count)]
-        self.push(tuple(reversed(values)))
+        stack = self.stack
+        if len(stack) - count < (self.marks[-1] if self.marks else 0):
+            raise DecodeError("payload takes from an empty stack.")
+        values = tuple(stack[-count:])
+        del stack[-count:]
+        stack.append(values)
 
     def append(self) -> None:
         value = self.pop()
@@ -234,8 +262,9 @@ def _latin1(data: bytes | memoryview) -> bytearray:
     try:
         while at < len(data):
             end = min(at + _CHUNK, len(data))
-            while end < len(data) and data[end] & 0xC0 == 0x80 and end > at:
-                end -= 1  # never inside a character
+            for _ in range(3):  # never inside a character, which has at most 3 such bytes
+                if end < len(data) and data[end] & 0xC0 == 0x80:
+                    end -= 1
             out += str(data[at:end], "utf-8").encode("latin-1")
             at = end
     except UnicodeError as error:
@@ -246,12 +275,12 @@ def _latin1(data: bytes | memoryview) -> bytearray:
 _HANDLERS: dict[int, Callable[[_Reader], None]] = {
     0x80: _Reader.proto,
     0x95: _Reader.frame,
-    0x94: lambda r: r.remember(len(r.memo)),
+    0x94: lambda r: r.remember(len(r.memo)),  # where run() refuses it
     ord("q"): lambda r: r.remember(r.number(_U1)),
     ord("r"): lambda r: r.remember(r.number(_U4)),
-    ord("h"): lambda r: r.recall(r.number(_U1)),
+    ord("h"): _Reader.short_recall,
     ord("j"): lambda r: r.recall(r.number(_U4)),
-    0x8C: lambda r: r.text(r.number(_U1)),
+    0x8C: _Reader.short_text,
     ord("X"): lambda r: r.text(r.number(_U4)),
     ord("C"): lambda r: r.bytes_(r.number(_U1)),
     ord("B"): lambda r: r.bytes_(r.number(_U4)),
@@ -261,10 +290,10 @@ _HANDLERS: dict[int, Callable[[_Reader], None]] = {
     0x88: lambda r: r.push(True),
     0x89: lambda r: r.push(False),
     ord("J"): lambda r: r.push(r.number(_I4)),
-    ord("K"): lambda r: r.push(r.number(_U1)),
+    ord("K"): _Reader.short_integer,
     ord("M"): lambda r: r.push(r.number(_U2)),
     0x8A: _Reader.long1,
-    ord("G"): lambda r: r.push(r.number(_F8)),
+    ord("G"): _Reader.float_,
     ord(")"): lambda r: r.push(()),
     ord("]"): lambda r: r.push([]),
     ord("}"): lambda r: r.push({}),

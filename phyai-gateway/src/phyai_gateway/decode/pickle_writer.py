@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import Any
 
 _CLASS = ("lerobot.async_inference.helpers", "TimedAction")
 _TENSOR = ("torch", "tensor")
-_TIMESTAMP, _TIMESTEP, _ACTION = 2, 3, 4
+_TIMESTAMP, _TIMESTEP, _ACTION = 2, 3, 4  # places of the memo; classes have 0 and 1
 
 
 def write_timed_actions(
@@ -20,44 +23,66 @@ def write_timed_actions(
 ) -> bytes:
     """Return the pickle of one chunk; row i is due at ``timestamp_s + i / fps``.
 
-    Shapes: rows [H][A], H >= 0.  timestep: of row 0, below 2**63 - H.
+    Shapes: rows [H][A], H >= 0, all of one width.  timestep: of row 0, below 2**63 - H.
 
     >>> write_timed_actions([], 0.0, 0, 30.0)
     b'\\x80\\x04].'
     """
-    out = bytearray(b"\x80\x04]")  # PROTO 4, EMPTY_LIST
-    if rows:
-        out += b"("
-        for index, row in enumerate(rows):
-            out += _head(first=index == 0)
-            out += _entries(index, row, timestamp_s + index / fps, timestep + index)
-        out += b"e"
-    out += b"."
-    return bytes(out)
+    width = len(rows[0]) if rows else 0
+    return write_flat(
+        list(chain.from_iterable(rows)), (len(rows), width), timestamp_s, timestep, fps
+    )
+
+
+def write_flat(
+    values: Sequence[float], shape: tuple[int, int], timestamp_s: float, timestep: int, fps: float
+) -> bytes:
+    """Return the same of rows that lie one after another; shape: [H, A]."""
+    count, width = shape
+    if not count:
+        return b"\x80\x04]."  # PROTO 4, EMPTY_LIST
+    wide = timestep < 0 or timestep + count > 1 << 31
+    form, template = _form(count, width, wide)
+    parts, stride = template.copy(), len(template) // count
+    parts[1::stride] = [timestamp_s + index / fps for index in range(count)]
+    number = struct.Struct("<q" if wide else "<i")
+    parts[3::stride] = [number.pack(timestep + index) for index in range(count)]
+    for column in range(width):
+        parts[6 + 2 * column :: stride] = values[column::width]
+    return form.pack(*parts)
+
+
+@lru_cache(maxsize=8)
+def _form(count: int, width: int, wide: bool) -> tuple[struct.Struct, list[Any]]:
+    """Return a chunk's layout and its parts; the numbers among them are still to be put in.
+
+    One call then packs all: what lies between the numbers is the same in every chunk.
+    """
+    form, values = [">"], list[Any]()
+
+    def put(part: bytes | float, code: str = "") -> None:
+        form.append(code or f"{len(part)}s" if isinstance(part, bytes) else "d")
+        values.append(part)
+
+    for index in range(count):
+        first = index == 0
+        put((b"\x80\x04](" if first else b"") + _head(first) + b"G")
+        put(0.0)  # the time stamp
+        put(_text("timestep", _TIMESTEP, first) + (b"\x8a\x08" if wide else b"J"))
+        put(b"", "8s" if wide else "4s")
+        tensor = _global(_TENSOR, 1) if first else b"h\x01"
+        put(_text("action", _ACTION, first) + tensor + b"](")
+        for _ in range(width):
+            put(b"G")
+            put(0.0)
+        put(b"e\x85Rub" + (b"e." if index == count - 1 else b""))  # a list in a 1-tuple, applied
+    return struct.Struct("".join(form)), values
 
 
 def _head(first: bool) -> bytes:
     """An empty TimedAction and its open state; names are stored once and recalled afterwards."""
     cls = _global(_CLASS, 0) if first else b"h\x00"
-    return cls + b")\x81}("
-
-
-def _entries(index: int, row: Sequence[float], timestamp_s: float, timestep: int) -> bytes:
-    first = index == 0
-    tensor = _global(_TENSOR, 1) if first else b"h\x01"
-    values = b"".join(b"G" + struct.pack(">d", value) for value in row)
-    return b"".join(
-        (
-            _text("timestamp", _TIMESTAMP, first),
-            b"G" + struct.pack(">d", timestamp_s),
-            _text("timestep", _TIMESTEP, first),
-            _integer(timestep),
-            _text("action", _ACTION, first),
-            tensor,
-            b"](" + values + b"e\x85R",  # a list in a 1-tuple, applied
-            b"ub",
-        )
-    )
+    return cls + b")\x81}(" + _text("timestamp", _TIMESTAMP, first)
 
 
 def _text(text: str, memo: int, first: bool) -> bytes:
@@ -73,9 +98,3 @@ def _short(text: str) -> bytes:
 
 def _global(name: tuple[str, str], memo: int) -> bytes:
     return _short(name[0]) + _short(name[1]) + b"\x93q" + bytes([memo])
-
-
-def _integer(value: int) -> bytes:
-    if 0 <= value < 1 << 31:
-        return b"J" + struct.pack("<i", value)
-    return b"\x8a\x08" + struct.pack("<q", value)

@@ -1,12 +1,13 @@
 """Between serialised robot.inference.v1 messages and ``phyai_gateway.messages``.
 
 Decoded payloads are views of one bytes object per tensor, which protobuf copies out of the message
-once; encoding takes bytes as they are and copies other buffers once.
+once; encoding copies the pixels of a request once, into the message.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -21,12 +22,19 @@ from phyai_gateway.messages import (
 )
 from phyai_gateway.proto import extensions
 from phyai_gateway.proto import robot_inference_v1_pb2 as pb
-from phyai_gateway.proto.wire import MAX_NAME_BYTES, REPLY_PARTS, REQUEST_PARTS, check_parts
+from phyai_gateway.proto.wire import (
+    MAX_NAME_BYTES,
+    REPLY_PARTS,
+    REQUEST_PARTS,
+    check_parts,
+    varint,
+)
 
 MAX_IMAGES = 64
 MAX_INPUTS = 256
 MAX_ROWS = 4096
 MAX_DIMS = 8
+_IMAGE_TAG, _DATA_TAG = b"\x1a", b"\x12"  # images of a request, data of an image
 
 _DTYPES = {
     pb.DATA_TYPE_UINT8: "uint8",
@@ -96,7 +104,6 @@ def encode_request(request: InferRequest) -> bytes:
     message = pb.InferenceRequest(
         request_id=request.request_id,
         timestamp_ns=request.timestamp_ns,
-        images=[_image_message(image) for image in request.images],
         instruction=request.instruction or "",
         requested_action_horizon=request.horizon,
         extensions_json=extensions.write(found),
@@ -105,7 +112,10 @@ def encode_request(request: InferRequest) -> bytes:
     )
     if request.state is not None:
         message.robot_state.CopyFrom(_tensor_message(request.state))
-    return bytes(message.SerializeToString())
+    parts: list[Bytes] = [message.SerializeToString()]
+    for image in request.images:  # joined to it: as fields of the message they are copied thrice
+        parts += _image_parts(image)
+    return b"".join(parts)
 
 
 # ---------------------------------------------------------------- replies
@@ -223,18 +233,31 @@ def _tensor_message(tensor: TensorData) -> pb.Tensor:
     )
 
 
-def _image_message(image: ImageData) -> pb.Image:
-    dtype = _DTYPE_NUMBERS.get(image.dtype)
-    if dtype is None:
-        raise _bad(f"image {image.name!r} must have a known dtype; got {image.dtype!r}.")
-    return pb.Image(
-        name=image.name,
-        data=_owned(image.data),
-        shape=_sizes(image.shape),
-        dtype=dtype,
-        encoding=_ENCODING_NUMBERS[image.encoding],
-        layout=_LAYOUT_NUMBERS[image.layout],
+def _image_parts(image: ImageData) -> tuple[Bytes, ...]:
+    """Return an image as a field of the request; its pixels are the last part."""
+    head = _image_head(image.name, tuple(image.shape), image.dtype, image.encoding, image.layout)
+    data = image.data
+    if isinstance(data, memoryview) and not data.c_contiguous:
+        data = bytes(data)
+    size = data.nbytes if isinstance(data, memoryview) else len(data)
+    head += _DATA_TAG + varint(size)
+    return _IMAGE_TAG + varint(len(head) + size) + head, data
+
+
+@lru_cache(maxsize=256)
+def _image_head(name: str, shape: tuple[int, ...], dtype: str, encoding: str, layout: str) -> bytes:
+    """Return an image without its pixels: the same for all of a camera."""
+    number = _DTYPE_NUMBERS.get(dtype)
+    if number is None:
+        raise _bad(f"image {name!r} must have a known dtype; got {dtype!r}.")
+    head = pb.Image(
+        name=name,
+        shape=_sizes(shape),
+        dtype=number,
+        encoding=_ENCODING_NUMBERS[encoding],
+        layout=_LAYOUT_NUMBERS[layout],
     )
+    return bytes(head.SerializeToString())
 
 
 def _owned(data: Bytes) -> bytes:

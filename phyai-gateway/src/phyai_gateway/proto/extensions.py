@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -26,13 +27,15 @@ def read(text: str) -> dict[str, Any]:
     if len(text) > MAX_JSON_BYTES:
         raise _bad(f"at most {MAX_JSON_BYTES} characters", str(len(text)))
     try:
-        found = json.loads(text, parse_constant=_refuse_constant)
+        found = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         what = "text nested too deeply" if isinstance(error, RecursionError) else "other text"
         raise _bad("a JSON object", what) from error
     if not isinstance(found, dict):
         raise _bad("a JSON object", type(found).__name__)
     _check_depth(found)
+    if "\\u" in text:
+        _check_texts(found)
     return found
 
 
@@ -70,6 +73,21 @@ def _check_depth(root: object) -> None:
             elif isinstance(value, list):
                 children.extend(value)
         level = [child for child in children if isinstance(child, dict | list)]
+
+
+def _check_texts(found: dict[str, Any]) -> None:
+    """Refuse escapes that stand for half a character: no message could carry them on."""
+    try:
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise _bad("text that UTF-8 can express", "half a surrogate pair") from None
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("number is too large")
+    return value
 
 
 def _refuse_constant(name: str) -> NoReturn:

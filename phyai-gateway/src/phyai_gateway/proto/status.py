@@ -13,7 +13,7 @@ from phyai_gateway.messages import Fault, Status
 PUSHBACK = "grpc-retry-pushback-ms"  # understood by gRPC's own retry policies
 STARTED = "x-phyai-started"
 REASON = "x-phyai-reason"
-MAX_DETAILS = 2000  # characters; headers have a limit of their own
+MAX_DETAILS = 2000  # bytes in a header, which clients refuse from 8 KiB on
 
 CODES: dict[Status, grpc.StatusCode] = {
     "invalid_argument": grpc.StatusCode.INVALID_ARGUMENT,
@@ -53,8 +53,14 @@ def metadata_of(fault: Fault) -> tuple[tuple[str, str], ...]:
 
 def details_of(fault: Fault) -> str:
     """Return the text of a fault, cut to what fits into a header."""
-    text = fault.message
-    return text if len(text) <= MAX_DETAILS else text[: MAX_DETAILS - 3] + "..."
+    text, left = fault.message, MAX_DETAILS
+    for at, char in enumerate(text):
+        # Headers are ASCII: each other byte takes three there.
+        plain = " " <= char <= "~" and char != "%"
+        left -= 1 if plain else 3 * len(char.encode("utf-8", "replace"))
+        if left < 0:
+            return text[: max(at - 3, 0)] + "..."
+    return text
 
 
 def fault_of(code: Any, details: str | None, trailing: Iterable[Any] | None) -> Fault:
@@ -70,6 +76,8 @@ def fault_of(code: Any, details: str | None, trailing: Iterable[Any] | None) -> 
     if status == "cancelled" and started is None:
         # Nobody here cancelled it: a server that stops resets calls it has not looked at so.
         status, text = "unavailable", f"server dropped the call ({text})"
+    elif status == "unavailable" and started is None and _may_have_started(status, text):
+        text = f"server must answer what it took; its connection broke ({text}). Ask again."
     return Fault(
         status,
         text[:MAX_DETAILS],

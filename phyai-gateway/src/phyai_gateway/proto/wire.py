@@ -36,22 +36,52 @@ def text_fields(payload: Bytes, wanted: tuple[int, ...]) -> dict[int, str]:
     >>> text_fields(bytes([0x0A, 1, 0x61, 0x10, 7]), (1,))
     {1: 'a'}
     """
-    return {
-        field: _text(value)
-        for field, value in _fields(memoryview(payload))
-        if field in wanted and isinstance(value, memoryview)
-    }
+    found, _ = _named(payload, wanted)
+    return found
 
 
 def reply_fields(payload: Bytes) -> tuple[str, int]:
     """Return request id and inference time (us) of an InferenceResponse; raises as above."""
-    name, microseconds = "", 0
-    for field, value in _fields(memoryview(payload)):
-        if field == REQUEST_ID and isinstance(value, memoryview):
-            name = _text(value)
-        elif field == INFERENCE_TIME_US and isinstance(value, int):
-            microseconds = value
-    return name, microseconds
+    texts, microseconds = _named(payload, (REQUEST_ID,), INFERENCE_TIME_US)
+    return texts.get(REQUEST_ID, ""), microseconds
+
+
+def _named(payload: Bytes, texts: tuple[int, ...], number: int = 0) -> tuple[dict[int, str], int]:
+    """Return single fields as ``fields`` gives them, without its generator and its views.
+
+    Every request and every reply comes by here.
+    """
+    found: dict[int, str] = {}
+    counted = 0
+    at, end, left = 0, len(payload), MAX_FIELDS
+    while at < end:
+        left -= 1
+        if left < 0:
+            raise _too_many()
+        tag = payload[at]
+        at += 1
+        if tag >= 0x80:
+            tag, at = _varint(payload, at - 1)
+        kind = tag & 7
+        if kind == _LENGTH:
+            size = payload[at] if at < end else 0x80
+            at += 1
+            if size >= 0x80:
+                size, at = _varint(payload, at - 1)
+            if tag >> 3 in texts:
+                found[tag >> 3] = _text(memoryview(payload)[at : at + size])
+            at += size
+        elif kind == _VARINT:
+            value, at = _varint(payload, at)
+            if tag >> 3 == number:
+                counted = value
+        elif kind in (_FIXED64, _FIXED32):
+            at += 8 if kind == _FIXED64 else 4
+        else:  # groups left the format long ago
+            raise _malformed()
+        if tag < 8 or at > end:
+            raise _malformed()
+    return found, counted
 
 
 def check_parts(payload: Bytes, parts: Mapping[int, str]) -> None:
@@ -64,13 +94,13 @@ def check_parts(payload: Bytes, parts: Mapping[int, str]) -> None:
 
 def _count_parts(view: memoryview, parts: Mapping[int, str], left: int) -> int:
     """Return how many fields may still come after those of ``view``."""
-    for field, value in _fields(view):
+    for field, value in fields(view):
         left -= 1
         kind = parts.get(field)
         if kind is None or not isinstance(value, memoryview):
             continue
         shape = _SHAPES[kind]
-        for inner, inside in _fields(value):
+        for inner, inside in fields(value):
             left -= 1
             if inner == shape and isinstance(inside, memoryview) and len(inside) > MAX_SHAPE_BYTES:
                 raise Fault("invalid_argument", "shape must have at most 8 dims; got more.")
@@ -81,7 +111,7 @@ def _count_parts(view: memoryview, parts: Mapping[int, str], left: int) -> int:
     return left
 
 
-def _fields(view: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+def fields(view: memoryview) -> Iterator[tuple[int, int | memoryview]]:
     """Give number and value of every top-level field, values of fixed size as 0."""
     at, end, left = 0, len(view), MAX_FIELDS
     while at < end:
@@ -108,7 +138,7 @@ def _fields(view: memoryview) -> Iterator[tuple[int, int | memoryview]]:
         yield field, value
 
 
-def _varint(view: memoryview, at: int) -> tuple[int, int]:
+def _varint(view: Bytes, at: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(view):
@@ -119,6 +149,20 @@ def _varint(view: memoryview, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
     raise _malformed()
+
+
+def varint(value: int) -> bytes:
+    """Return a number as it precedes a field of that many bytes.
+
+    >>> varint(300)
+    b'\\xac\\x02'
+    """
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
 
 
 def _text(view: memoryview) -> str:

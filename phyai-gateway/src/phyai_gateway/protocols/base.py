@@ -80,7 +80,9 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class ListenerOptions:
     """port 0: any free one. tokens: None = none asked for. default_model: for requests that name
-    none. options: the protocol's own, as text; a listener refuses those it does not know."""
+    none. options: the protocol's own, as text; a listener refuses those it does not know.
+    reflection: gRPC listeners describe their services to whoever asks. reuse_port: other processes
+    serve the same port, those of ``shares_port`` only."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -90,6 +92,8 @@ class ListenerOptions:
     default_model: str | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     observer: Observer = field(default_factory=NoObserver)
+    reflection: bool = False
+    reuse_port: bool = False
 
 
 @runtime_checkable
@@ -104,6 +108,9 @@ class Listener(Protocol):
     default_port: ClassVar[int]
     takes_tokens: ClassVar[bool]
     takes_tls: ClassVar[bool]
+
+    # And optionally ``shares_port``, a bool: whether several processes may serve one port, because
+    # no request needs what another one left behind. Absent = no.
 
     def __init__(self, router: Router, options: ListenerOptions) -> None:
         """Check the options; raises Fault("invalid_argument"). Binds nothing yet."""

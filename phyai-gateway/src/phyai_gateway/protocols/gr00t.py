@@ -14,7 +14,7 @@ import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, cast
 
 import zmq
@@ -33,24 +33,30 @@ from phyai_gateway.messages import Call, Fault, InferRequest
 from phyai_gateway.protocols import gr00t_observation as observed
 from phyai_gateway.protocols.base import ListenerOptions, Router
 from phyai_gateway.protocols.gr00t_modality import Dialect, Modality
-from phyai_gateway.protocols.observation import chunk, invalid, names
+from phyai_gateway.protocols.observation import chunk, ends_session, invalid, names
 from phyai_gateway.protocols.options import Settings
 
 _LOG = logging.getLogger(__name__)
 _BYTES_HELD = 1 << 30
 _MAX_ERROR_TEXT = 1000
-_SEND_TIMEOUT_S = 5.0
 _UNAUTHORIZED = "Unauthorized: Invalid API token"
 _ENDPOINTS = ("ping", "kill", "get_action", "reset", "get_modality_config")
 
 
 @dataclass(slots=True)
 class _Client:
-    """What is remembered of one socket: its generation, and its session of a stateful model."""
+    """What is remembered of one socket: its generation, and its session of a stateful model.
 
-    dialect: Dialect
-    session: str
+    told: whether it has shown its generation; not before it has sent an array.
+    """
+
+    dialect: Dialect = "c"
+    told: bool = False
+    session: str = field(default_factory=lambda: uuid.uuid4().hex)
     seq: int = 0
+
+    def begin_session(self) -> None:
+        self.session, self.seq = uuid.uuid4().hex, 0
 
 
 class Gr00tListener:
@@ -94,6 +100,10 @@ class Gr00tListener:
         self._socket.setsockopt(zmq.RCVHWM, limits.per_connection)
         self._socket.setsockopt(zmq.SNDHWM, limits.per_connection)
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, 10_000)
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE, 1)  # a client may vanish without a word
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 10)
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
         host, is_v6 = _numeric(self._options.host)
         self._socket.setsockopt(zmq.IPV6, int(is_v6))
         shown = f"[{host}]" if is_v6 else host
@@ -158,10 +168,10 @@ class Gr00tListener:
         if self._socket is None:
             return
         try:
-            async with asyncio.timeout(_SEND_TIMEOUT_S):
-                await self._socket.send_multipart([identity, b"", reply])
-        except (zmq.ZMQError, TimeoutError):
-            _LOG.info("gr00t client left before its reply")
+            # Never waits: behind a client that reads nothing all others' replies would wait too.
+            await self._socket.send_multipart([identity, b"", reply], flags=zmq.DONTWAIT)
+        except zmq.ZMQError:
+            _LOG.info("gr00t client left before its reply, or reads none")
 
     async def _answer(self, identity: bytes, body: memoryview) -> bytes:
         request_id = uuid.uuid4().hex
@@ -206,11 +216,12 @@ class Gr00tListener:
             return pack_nd_form({})
         if endpoint == "reset":
             _check_keys(data if data is not None else {}, ("options",))
-            client.session, client.seq = uuid.uuid4().hex, 0
+            client.begin_session()
             return pack_nd_form({})
         contract = self._router.contract(self._model())
         if endpoint == "get_modality_config":
-            return pack_nd_form(Modality.of(contract).reply(client.dialect))
+            known = client.dialect if client.told else None
+            return pack_nd_form(Modality.of(contract).reply(known))
         return await self._action(data, client, contract, (identity, principal, request_id))
 
     def _principal(self, found: Mapping[str, Any]) -> str | None:
@@ -221,10 +232,11 @@ class Gr00tListener:
         return tokens.check(token if isinstance(token, str) else None, "infer")
 
     def _client(self, identity: bytes, form: str | None, data: object) -> _Client:
-        client = self._clients.pop(identity, None) or _Client("c", uuid.uuid4().hex)
+        client = self._clients.pop(identity, None) or _Client()
         self._clients[identity] = client  # the one used last stays longest
         while len(self._clients) > self._options.limits.max_sessions:
             self._clients.popitem(last=False)
+        client.told = client.told or form is not None or self._forced is not None
         if self._forced is not None:
             client.dialect = cast(Dialect, self._forced)
         elif form == "nd":
@@ -265,11 +277,16 @@ class Gr00tListener:
         request = _with_options(found.request, options, contract)
         if contract.stateful:
             own = {"session_id": client.session, "seq": client.seq}
-            client.seq += 1
             request = replace(request, options={**request.options, **own})
         deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
         call = Call(self.name, deadline, f"gr00t:{identity.hex()}", principal)
-        reply = await self._router.infer(request, call)
+        try:
+            reply = await self._router.infer(request, call)
+        except Fault as fault:
+            if ends_session(fault):
+                client.begin_session()
+            raise
+        client.seq += 1
         actions = observed.actions_of(
             chunk(reply, contract, found.rows),
             Modality.of(contract),

@@ -18,6 +18,13 @@ from phyai_gateway.protocols.observation import own_settings
 Dialect = Literal["a", "b", "c"]
 """Generations of clients: N1 and N1.5, N1.6 and early N1.7, mid-2026."""
 LANGUAGE = "annotation.human.task_description"
+_SECOND, _THIRD = "__ModalityConfig_class__", "__ModalityConfig__"
+_MARKS: Mapping[Dialect | None, tuple[str, ...]] = {
+    "a": (_SECOND,),
+    "b": (_SECOND,),
+    "c": (_THIRD,),
+    None: (_THIRD, _SECOND),
+}
 _RECORD = ("sin_cos_embedding_keys", "mean_std_embedding_keys", "action_configs")
 
 
@@ -67,16 +74,20 @@ class Modality:
             "language": _record({"delta_indices": [0], "modality_keys": (self.language,)}),
         }
 
-    def reply(self, dialect: Dialect) -> dict[str, Any]:
-        """Return the records in the form that a generation of clients reads."""
-        marker = "__ModalityConfig__" if dialect == "c" else "__ModalityConfig_class__"
+    def reply(self, dialect: Dialect | None) -> dict[str, Any]:
+        """Return the records in the form that a generation of clients reads.
+
+        None = not known yet: a form that the later two read. Clients ask this before they send
+        their first array, and nothing in the question tells them apart.
+        """
+        marks = dict.fromkeys(_MARKS[dialect], True)
         found = self.records()
         if dialect == "a":
             return {
-                name: {marker: True, "as_json": _old_json(name, record)}
+                name: {**marks, "as_json": _old_json(name, record)}
                 for name, record in found.items()
             }
-        return {name: {marker: True, "as_json": record} for name, record in found.items()}
+        return {name: {**marks, "as_json": record} for name, record in found.items()}
 
 
 def _record(given: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 from phyai_gateway.contract import ModelContract
 from phyai_gateway.decode.arrays import Array, make_array, pack_float32
 from phyai_gateway.decode.limits import MAX_CAMERAS, MAX_TEXT_BYTES
-from phyai_gateway.messages import Fault, ImageData, InferRequest, TensorData
+from phyai_gateway.messages import Bytes, Fault, ImageData, InferRequest, TensorData
 from phyai_gateway.protocols import observation as checks
 from phyai_gateway.protocols.gr00t_modality import Modality
 
@@ -73,7 +73,6 @@ def request_of(
     batched: arrays have a leading batch dim. Raises: Fault naming what the model needs.
     """
     modality = Modality.of(contract)
-    _check_one_step(modality, contract)
     images = _images(parts.video, modality, contract, batched)
     checks.check_cameras([image.name for image in images], contract)
     state, state_rows = _state(parts.state, modality, contract, batched)
@@ -88,9 +87,9 @@ def request_of(
     texts = [checks.prompt(text, contract, max_prompt_bytes) for text in texts or [None]]
     if len({text is None for text in texts}) > 1:
         raise checks.invalid("every row must have a text, or none.")
-    one = rows == 1
+    one, steps = rows == 1, len(modality.frames)
     shown = tuple(
-        ImageData(image.name, image.data, image.shape[1:] if one else image.shape)
+        ImageData(image.name, image.data, image.shape[1:] if one and steps == 1 else image.shape)
         for image in images
     )
     request = InferRequest(
@@ -119,10 +118,12 @@ def actions_of(
         raise Fault("data_loss", f"actions must have {sum(widths.values())} values; got {width}.")
     data, start, out = memoryview(actions.data).cast("B"), 0, {}
     for key, size in widths.items():
-        cells = b"".join(
-            data[(row * width + start) * 4 : (row * width + start + size) * 4]
-            for row in range(rows * horizon)
-        )
+        cells: Bytes = data
+        if size != width:
+            cells = b"".join(
+                data[(row * width + start) * 4 : (row * width + start + size) * 4]
+                for row in range(rows * horizon)
+            )
         shape = (rows, horizon, size) if batched else (horizon, size)
         out[key if nested else f"action.{key}"] = make_array("<f4", shape, cells)
         start += size
@@ -132,34 +133,32 @@ def actions_of(
 # ---------------------------------------------------------------- parts
 
 
-def _check_one_step(modality: Modality, contract: ModelContract) -> None:
-    if len(modality.frames) != 1:
-        raise Fault(
-            "unimplemented",
-            f"model {contract.name!r} looks at {len(modality.frames)} frames of a camera; this "
-            "protocol's listener serves models that look at one.",
-        )
-
-
 def _images(
     found: Mapping[str, Any], modality: Modality, contract: ModelContract, batched: bool
 ) -> list[ImageData]:
     known = modality.cameras or tuple(found)
     if len(known) > MAX_CAMERAS:
         raise checks.invalid(f"at most {MAX_CAMERAS} cameras may be sent; got {len(known)}.")
-    return [_image(name, found[name], contract, batched) for name in known if name in found]
+    if not all(isinstance(name, str) for name in known):
+        raise checks.invalid("names of video must be text.")
+    steps = len(modality.frames)
+    return [_image(name, found[name], contract, steps, batched) for name in known if name in found]
 
 
-def _image(name: str, value: object, contract: ModelContract, batched: bool) -> ImageData:
-    form = "[B, 1, H, W, 3]" if batched else "[1, H, W, 3]"
+def _image(
+    name: str, value: object, contract: ModelContract, steps: int, batched: bool
+) -> ImageData:
+    """Return [B, H, W, 3], or [B, T, H, W, 3] of a model that looks at several frames."""
+    form = f"[B, {steps}, H, W, 3]" if batched else f"[{steps}, H, W, 3]"
     if not isinstance(value, Array) or value.code != "u1":
         got = value.dtype if isinstance(value, Array) else type(value).__name__
         raise checks.invalid(f"video {name!r} must be uint8 {form}; got {got}.")
     shape = value.shape if batched else (1, *value.shape)
-    if len(shape) != 5 or shape[4] != 3 or shape[1] != 1:
+    if len(shape) != 5 or shape[4] != 3 or shape[1] != steps:
         raise checks.invalid(f"video {name!r} must be uint8 {form}; got {list(value.shape)}.")
     checks.check_size(name, shape[2:], contract)
-    return ImageData(name, value.row_major(), (shape[0], *shape[2:]))
+    kept = shape if steps > 1 else (shape[0], *shape[2:])
+    return ImageData(name, value.row_major(), kept)
 
 
 def _state(

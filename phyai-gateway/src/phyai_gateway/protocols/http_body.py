@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
+from phyai_gateway import trace
 from phyai_gateway.messages import Call, Fault
 from phyai_gateway.protocols.base import ListenerOptions
 from phyai_gateway.tokens import Scope
@@ -71,7 +72,11 @@ def principal_of(request: Request, options: ListenerOptions, scope: Scope) -> st
 
 
 def call_of(request: Request, protocol: str, principal: str | None) -> Call:
-    """Return the circumstances: X-Request-Timeout-Ms, X-Robot-Id; raises Fault."""
+    """Return the circumstances: X-Request-Timeout-Ms, X-Robot-Id; raises Fault.
+
+    Keeps the trace context of the request, too.
+    """
+    trace.note(request.headers.get)
     deadline = None
     if (text := request.headers.get("x-request-timeout-ms")) is not None:
         if not text.isascii() or not text.isdigit() or not 0 < len(text) <= 9:

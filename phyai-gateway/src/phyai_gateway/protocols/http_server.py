@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 MAX_HEADER_BYTES = 16 * 1024
 KEEP_ALIVE_S = 30
 STOP_WAIT_S = 2.0
+REST_WAIT_S = 2.0  # for the rest of a body that was answered already
 
 
 class HttpListener:
@@ -42,7 +43,7 @@ class HttpListener:
         raise NotImplementedError
 
     async def start(self) -> int:
-        self._socket = bind(self.options.host, self.options.port)
+        self._socket = bind(self.options.host, self.options.port, self.options.reuse_port)
         port: int = self._socket.getsockname()[1]
         tls = self.options.tls
         config = uvicorn.Config(
@@ -109,14 +110,19 @@ class _Server(uvicorn.Server):
         yield
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Return a socket bound to exactly the address; raises OSError."""
+def bind(host: str, port: int, reuse_port: bool = False) -> socket.socket:
+    """Return a socket bound to exactly the address; raises OSError.
+
+    reuse_port: other processes may bind it, too.
+    """
     family, _, _, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     found = socket.socket(family, socket.SOCK_STREAM)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         found.bind(address)
@@ -159,6 +165,16 @@ def _protocol(options: ListenerOptions) -> type[H11Protocol]:
                 self._expect_headers()
             elif self.conn.their_state is not h11.IDLE:
                 self._headers_came()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self.conn.their_state is h11.SEND_BODY:
+                # Each byte that still comes would put off the keep-alive timer, without an end.
+                self.loop.call_later(REST_WAIT_S, self._close_unfinished, self.cycle)
+
+        def _close_unfinished(self, cycle: object) -> None:
+            if self.cycle is cycle and self.conn.their_state is h11.SEND_BODY:
+                self.transport.close()
 
         def _expect_headers(self) -> None:
             if self._headers_due is None:

@@ -11,25 +11,27 @@ import logging
 import struct
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import grpc
 import grpc.aio
 
 from phyai_gateway.contract import ModelContract
 from phyai_gateway.decode.limits import MIB, ByteBudget, DecodeError
-from phyai_gateway.decode.pickle_writer import write_timed_actions
-from phyai_gateway.messages import Call, Fault
+from phyai_gateway.decode.pickle_writer import write_flat
+from phyai_gateway.messages import Call, Fault, bare
+from phyai_gateway.proto.status import CODES, details_of
 from phyai_gateway.protocols import lerobot_objects as objects
 from phyai_gateway.protocols import lerobot_request as requests
 from phyai_gateway.protocols import lerobot_wire as wire
+from phyai_gateway.protocols.arrivals import Arrivals
 from phyai_gateway.protocols.base import ListenerOptions, Router
 from phyai_gateway.protocols.lerobot_session import Pending, Session, Sessions
-from phyai_gateway.protocols.observation import chunk, names
+from phyai_gateway.protocols.observation import chunk, ends_session, names
 from phyai_gateway.protocols.options import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -80,6 +82,7 @@ class LerobotListener:
         self._budget = ByteBudget(max(_BYTES_HELD, options.limits.max_message_bytes))
         self._server: grpc.aio.Server | None = None
         self._draining = False
+        self._arrivals = Arrivals(options.limits.receive_timeout_s)
 
     async def start(self) -> int:
         """Bind, and return the port; raises OSError."""
@@ -87,21 +90,25 @@ class LerobotListener:
         self._server = grpc.aio.server(
             options=(
                 ("grpc.so_reuseport", 0),
+                ("grpc.server_handshake_timeout_ms", 10_000),  # of who connects and says nothing
                 ("grpc.max_receive_message_length", _CLIENT_LIMIT + MIB),
                 ("grpc.max_metadata_size", 16 * 1024),
                 ("grpc.max_concurrent_streams", 16),
                 ("grpc.keepalive_time_ms", 20_000),
                 ("grpc.keepalive_timeout_ms", 10_000),
+                ("grpc.http2.ping_timeout_ms", 10_000),  # gRPC waits a minute without it
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ),
             maximum_concurrent_rpcs=limits.max_connections * limits.per_connection,
         )
         handlers = {
-            "Ready": grpc.unary_unary_rpc_method_handler(self._ready),
-            "SendPolicyInstructions": grpc.unary_unary_rpc_method_handler(self._set_up),
-            "SendObservations": grpc.stream_unary_rpc_method_handler(self._observe),
-            "GetActions": grpc.unary_unary_rpc_method_handler(self._get_actions),
+            "Ready": grpc.unary_unary_rpc_method_handler(self._guarded(self._ready)),
+            "SendPolicyInstructions": grpc.unary_unary_rpc_method_handler(
+                self._guarded(self._set_up)
+            ),
+            "SendObservations": grpc.stream_unary_rpc_method_handler(self._guarded(self._observe)),
+            "GetActions": grpc.unary_unary_rpc_method_handler(self._guarded(self._get_actions)),
         }
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(_SERVICE, handlers),)
@@ -111,7 +118,8 @@ class LerobotListener:
         try:
             port = self._server.add_insecure_port(f"{address}:{self._options.port}")
         except RuntimeError as error:
-            raise OSError(f"lerobot can't listen on port {self._options.port}.") from error
+            where = f"{address}:{self._options.port}"
+            raise OSError(f"address {where} cannot be bound") from error
         await self._server.start()
         return int(port)
 
@@ -132,20 +140,18 @@ class LerobotListener:
     async def _ready(self, _: bytes, context: Context) -> bytes:
         try:
             session = self._sessions.ready(*_peer(context))
-        except Fault as fault:
-            await self._abort(context, fault, _HOLD_S)
+        except Fault:
+            await asyncio.sleep(_HOLD_S)
+            raise
         self._touch(session)
         self._options.observer.sessions(self.name, len(self._sessions))
         return wire.EMPTY
 
     async def _set_up(self, message: bytes, context: Context) -> bytes:
-        try:
-            setup = objects.read_setup(wire.read_setup(message))
-            model = self._model(setup.policy)
-            requests.plan(setup, self._router.contract(model), self._cameras)
-            session = await self._session(context)
-        except Fault as fault:
-            await self._abort(context, fault)
+        setup = objects.read_setup(wire.read_setup(message))
+        model = self._model(setup.policy)
+        requests.plan(setup, self._router.contract(model), self._cameras)
+        session = await self._session(context)
         _LOG.info("a robot asks for model %r; its device %r is ignored", model, setup.device[:32])
         session.setup, session.model = setup, model
         session.reset()
@@ -153,31 +159,29 @@ class LerobotListener:
         return wire.EMPTY
 
     async def _observe(self, stream: AsyncIterator[bytes], context: Context) -> bytes:
+        session = await self._session(context)
+        session.calls += 1
         try:
-            session = await self._session(context)
             with ExitStack() as held:
                 payload = await self._receive(stream, held)
                 self._options.observer.transferred("in", len(payload))
                 pending = self._pending(payload, session)
+            self._check_room(session, len(payload))
             reason = session.offer(pending, self._similarity)
-        except Fault as fault:
-            await self._abort(context, fault)
+        finally:
+            session.calls -= 1
+            session.seen = time.monotonic()
         if reason is not None:
             self._options.observer.dropped(reason)
         return wire.EMPTY  # before any inference: the robot's control loop waits for this
 
     async def _get_actions(self, _: bytes, context: Context) -> bytes:
-        try:
-            session = await self._session(context)
-        except Fault as fault:
-            await self._abort(context, fault)
+        session = await self._session(context)
         session.calls += 1
         try:
             data = await self._next_chunk(session)
             self._options.observer.transferred("out", len(data))
             return wire.write_actions(data)
-        except Fault as fault:
-            await self._abort(context, fault)
         except asyncio.CancelledError:
             session.gone = True
             session.forget_mailbox()
@@ -218,14 +222,26 @@ class LerobotListener:
 
     async def _receive(self, stream: AsyncIterator[bytes], held: ExitStack) -> memoryview:
         chunks = wire.ChunkStream(self._options.limits.max_message_bytes)
+
+        async def arrive() -> None:
+            async for message in stream:
+                held.enter_context(self._budget.hold(len(message)))
+                chunks.feed(wire.read_observation(message))
+
         try:
-            async with asyncio.timeout(self._options.limits.receive_timeout_s):
-                async for message in stream:
-                    held.enter_context(self._budget.hold(len(message)))
-                    chunks.feed(wire.read_observation(message))
+            await self._arrivals.wait(arrive())
         except TimeoutError:
             raise Fault("deadline_exceeded", "observation took too long to arrive.") from None
         return chunks.finish()
+
+    def _check_room(self, session: Session, num_bytes: int) -> None:
+        """Bound what all mailboxes hold: nobody need ever call for the actions."""
+        most = self._budget.limit_bytes
+        if self._sessions.waiting_bytes(session) + num_bytes > most:
+            raise Fault(
+                "resource_exhausted",
+                f"observations that wait may hold {most} bytes; they do. Call GetActions.",
+            )
 
     def _pending(self, payload: memoryview, session: Session) -> Pending:
         setup = session.setup
@@ -233,10 +249,22 @@ class LerobotListener:
             raise Fault("failed_precondition", "call SendPolicyInstructions before observations.")
         contract = self._router.contract(session.model)
         found = objects.read_observation(payload)
-        made = requests.plan(setup, contract, self._cameras)
+        made = self._plan(session, setup, contract)
         request = requests.request_of(found, setup, made, contract, uuid.uuid4().hex)
         state = tuple(objects.joint_values(found, setup)) if self._similarity else ()
-        return Pending(request, found.timestamp_s, found.timestep, found.must_go, state)
+        return Pending(
+            request, found.timestamp_s, found.timestep, found.must_go, state, len(payload)
+        )
+
+    def _plan(
+        self, session: Session, setup: objects.Setup, contract: ModelContract
+    ) -> requests.Plan:
+        """Return how the robot's observations become the model's, worked out once."""
+        known = session.planned
+        if known is None or known[0] is not setup or known[1] is not contract:
+            made = requests.plan(setup, contract, self._cameras)
+            known = session.planned = (setup, contract, made)
+        return known[2]
 
     # ------------------------------------------------------------ actions
 
@@ -244,7 +272,10 @@ class LerobotListener:
         """Return one pickled chunk, empty for none; one call of a session works, others wait."""
         end = time.monotonic() + _POLL_S
         try:
-            async with asyncio.timeout(_POLL_S):
+            if session.lock.locked():
+                async with asyncio.timeout(_POLL_S):
+                    await session.lock.acquire()
+            else:
                 await session.lock.acquire()
         except TimeoutError:
             return b""
@@ -262,9 +293,12 @@ class LerobotListener:
             data = await self._infer(session, pending)
         except asyncio.CancelledError:
             session.unmark(pending)
+            session.begin()
             raise
         except Fault as fault:
             session.unmark(pending)
+            if ends_session(fault):
+                session.begin()
             return await self._failed(session, pending, fault)
         except Exception:
             _LOG.exception("lerobot request %s failed", pending.request.request_id)
@@ -286,11 +320,10 @@ class LerobotListener:
         session.seq += 1
         actions = chunk(reply, contract, rows=1)
         _, horizon, width = actions.shape
-        flat = struct.unpack(f"<{horizon * width}f", actions.data)
         count = min(horizon, session.setup.actions_per_chunk)
-        rows = [flat[row * width : (row + 1) * width] for row in range(count)]
-        fps = self._rate(session.model, contract)
-        data = write_timed_actions(rows, pending.timestamp_s, pending.timestep, fps)
+        values = struct.unpack_from(f"<{count * width}f", actions.data)
+        due = pending.timestamp_s, pending.timestep, self._rate(session.model, contract)
+        data = write_flat(values, (count, width), *due)
         if len(data) > _CLIENT_LIMIT - 1024:
             raise Fault("data_loss", "the chunk has more bytes than LeRobot's clients take.")
         return data
@@ -300,7 +333,8 @@ class LerobotListener:
 
     async def _failed(self, session: Session, pending: Pending, fault: Fault) -> bytes:
         session.failures += 1
-        _LOG.warning("model %r failed for a robot: %s", session.model, fault.status)
+        if session.failures == 1:  # in a row: in an overload it is so with every observation
+            _LOG.warning("model %r failed for a robot: %s", session.model, fault.status)
         await asyncio.sleep(_HOLD_S)
         session.put_back(pending, self._max_age_s)
         if session.failures < self._max_failures:
@@ -311,14 +345,25 @@ class LerobotListener:
             f"{fault.status}: {fault.message[:_MAX_ERROR_TEXT]}",
         )
 
-    async def _abort(self, context: Context, fault: Fault, hold_s: float = 0.0) -> NoReturn:
-        if fault.status == "invalid_argument":
-            kind = "unreadable" if isinstance(fault, DecodeError) else "invalid"
-            self._options.observer.decode_error(self.name, kind)
-        await asyncio.sleep(hold_s)
-        code = grpc.StatusCode[fault.status.upper()]
-        await context.abort(code, fault.message[:_MAX_ERROR_TEXT])
-        raise AssertionError("abort raises")
+    def _guarded(self, call: Callable[[Any, Context], Awaitable[bytes]]) -> Any:
+        """Return the call with its faults as gRPC's; of others a client learns only that."""
+
+        async def guarded(request: Any, context: Context) -> bytes:
+            try:
+                return await call(request, context)
+            except Fault as error:
+                fault = bare(error)
+            except Exception:
+                _LOG.exception("a lerobot call failed")
+                await asyncio.sleep(_HOLD_S)
+                fault = Fault("internal", "the server failed on this call.")
+            if fault.status == "invalid_argument":
+                kind = "unreadable" if isinstance(fault, DecodeError) else "invalid"
+                self._options.observer.decode_error(self.name, kind)
+            await context.abort(CODES[fault.status], details_of(fault))
+            raise AssertionError("abort raises")
+
+        return guarded
 
 
 def _pairs(text: str) -> dict[str, str]:

@@ -19,8 +19,10 @@ from math import dist
 from pathlib import Path
 from typing import Any
 
+from phyai_gateway.contract import ModelContract
 from phyai_gateway.messages import Fault, InferRequest
 from phyai_gateway.protocols.lerobot_objects import Camera, Setup
+from phyai_gateway.protocols.lerobot_request import Plan
 
 _LOG = logging.getLogger(__name__)
 _REMEMBERED_STEPS = 4096
@@ -37,6 +39,7 @@ class Pending:
     timestep: int
     must_go: bool
     state: tuple[float, ...]
+    nbytes: int
     received: float = field(default_factory=time.monotonic)
     retried: bool = False
 
@@ -62,14 +65,19 @@ class Session:
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     predicted: OrderedDict[int, None] = field(default_factory=OrderedDict)
     last_state: tuple[float, ...] | None = None
+    planned: tuple[Setup, ModelContract, Plan] | None = None
 
     def reset(self) -> None:
         """Begin an episode: forget the mailbox and what was predicted, keep the setup."""
         self.forget_mailbox()
         self.predicted.clear()
         self.last_state = None
-        self.failures = self.seq = 0
-        self.id = uuid.uuid4().hex
+        self.failures = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin another session of a stateful model."""
+        self.id, self.seq = uuid.uuid4().hex, 0
 
     def forget_mailbox(self) -> None:
         self.pending = None
@@ -172,6 +180,8 @@ class Sessions:
             session.reset()
             return session
         if len(self._by_peer) >= self._most:
+            self._make_room()
+        if len(self._by_peer) >= self._most:
             raise Fault(
                 "resource_exhausted",
                 f"at most {self._most} robots may be connected. Disconnect one.",
@@ -219,6 +229,21 @@ class Sessions:
             os.replace(part, self._file)
         except OSError as error:
             _LOG.warning("sessions of robots can't be saved: %s", error.strerror)
+
+    def waiting_bytes(self, besides: Session) -> int:
+        """Return the bytes that the mailboxes of all others hold."""
+        return sum(
+            session.pending.nbytes
+            for session in self._by_peer.values()
+            if session.pending is not None and session is not besides
+        )
+
+    def _make_room(self) -> None:
+        """Forget the robot that has been gone longest, first one that was never set up."""
+        gone = [(peer, found) for peer, found in self._by_peer.items() if found.orphaned()]
+        if gone:
+            peer, _ = min(gone, key=lambda item: (item[1].setup is not None, item[1].seen))
+            del self._by_peer[peer]
 
     def _expire(self) -> None:
         now = time.monotonic()

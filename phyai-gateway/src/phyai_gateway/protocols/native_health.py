@@ -1,4 +1,4 @@
-"""Health of the native listener: grpc.health.v1 and ``CheckHealth``, answered while models run."""
+"""Health of gRPC listeners: grpc.health.v1 and ``CheckHealth``, answered while models run."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import grpc
 from grpc_health.v1 import health_pb2
 
+from phyai_gateway.messages import Fault
 from phyai_gateway.protocols.base import Router
 
 WATCH_EVERY_S = 0.5
@@ -46,10 +46,11 @@ class Health:
         models = (model,) if model else self._router.models()
         return bool(models) and all(self.status(name) == _SERVING for name in models)
 
-    async def check(self, request: Any, context: Any) -> Any:
+    def check(self, request: Any) -> Any:
+        """Return the answer of ``Check``; raises Fault."""
         status = self.status(request.service)
         if status == _UNKNOWN:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "service must be a served model or ''.")
+            raise Fault("not_found", "service must be a served model or ''.")
         return health_pb2.HealthCheckResponse(status=status)
 
     async def watch(self, request: Any, context: Any) -> None:
@@ -58,17 +59,7 @@ class Health:
         while not self.closing:
             status = self.status(request.service)
             if status != last:
-                await context.write(health_pb2.HealthCheckResponse(status=status))
+                found = health_pb2.HealthCheckResponse(status=status)
+                await context.write(found.SerializeToString())
                 last = status
             await asyncio.sleep(WATCH_EVERY_S)
-
-    def handler(self) -> grpc.GenericRpcHandler:
-        request = health_pb2.HealthCheckRequest.FromString
-        reply = health_pb2.HealthCheckResponse.SerializeToString
-        return grpc.method_handlers_generic_handler(
-            SERVICE,
-            {
-                "Check": grpc.unary_unary_rpc_method_handler(self.check, request, reply),
-                "Watch": grpc.unary_stream_rpc_method_handler(self.watch, request, reply),
-            },
-        )

@@ -130,6 +130,18 @@ def prompt(value: object, contract: ModelContract, max_bytes: int = MAX_TEXT_BYT
     return value
 
 
+def ends_session(fault: Fault) -> bool:
+    """Return whether a stateful model's session can't go on after a fault.
+
+    It is lost, or the model may have counted the request: the same number again would then give
+    the actions of the older observation.
+    """
+    if fault.status == "failed_precondition":
+        return fault.reason != "action_rejected"
+    unsure = ("deadline_exceeded", "unavailable", "cancelled", "data_loss")
+    return fault.started and fault.status in unsure
+
+
 def own_settings(contract: ModelContract, protocol: str) -> Mapping[str, Any]:
     """Return ``contract.extra[protocol]``: what one protocol needs to know of the model."""
     found = contract.extra.get(protocol, {})

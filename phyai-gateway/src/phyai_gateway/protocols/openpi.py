@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import http
 import logging
+import ssl
 import time
 import uuid
+from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from websockets.asyncio.server import Server, ServerConnection, serve
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
 from websockets.http11 import Request, Response
 
 from phyai_gateway.contract import ModelContract
@@ -27,7 +29,7 @@ from phyai_gateway.decode.numpy_msgpack import MsgpackLimits, openpi_hook, pack_
 from phyai_gateway.messages import Call, Fault, InferRequest
 from phyai_gateway.protocols import openpi_observation as frames
 from phyai_gateway.protocols.base import ListenerOptions, Router
-from phyai_gateway.protocols.observation import chunk, invalid, names
+from phyai_gateway.protocols.observation import chunk, ends_session, invalid, names
 from phyai_gateway.protocols.options import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -47,14 +49,18 @@ class Route:
 
 @dataclass(slots=True)
 class _Session:
-    """One connection. sequences: requests so far by session key, for models that keep state."""
+    """One connection. sequences: session id and answered requests by key, for models with state.
+
+    closed: done when the client has left.
+    """
 
     route: Route
     contract: ModelContract
     principal: str | None
     key: str
+    closed: asyncio.Future[None]
     generation: int = 0
-    sequences: dict[str, int] = field(default_factory=dict)
+    sequences: dict[str, tuple[str, int]] = field(default_factory=dict)
     last_total_ms: float | None = None
 
 
@@ -69,6 +75,7 @@ class OpenpiListener:
     default_port: ClassVar[int] = 8000
     takes_tokens: ClassVar[bool] = True
     takes_tls: ClassVar[bool] = True
+    shares_port: ClassVar[bool] = True
 
     def __init__(self, router: Router, options: ListenerOptions) -> None:
         settings = Settings(self.name, options.options)
@@ -83,10 +90,12 @@ class OpenpiListener:
         self._connections: dict[ServerConnection, _Session | None] = {}
         self._busy: set[ServerConnection] = set()
         self._draining = False
+        self._context: ssl.SSLContext | None = None
 
     async def start(self) -> int:
         """Bind, and return the port; raises OSError."""
         limits, tls = self._options.limits, self._options.tls
+        self._context = None if tls is None else tls.server_context()
         self._server = await serve(
             self._serve,
             self._options.host,
@@ -98,10 +107,16 @@ class OpenpiListener:
             open_timeout=min(limits.receive_timeout_s, 10.0),
             close_timeout=2.0,
             server_header=None,
-            ssl=None if tls is None else tls.server_context(),
+            ssl=self._context,
+            reuse_port=self._options.reuse_port or None,
         )
         port: int = next(iter(self._server.sockets)).getsockname()[1]
         return port
+
+    def reload_tls(self) -> None:
+        """Use the certificate files as they are now for new connections."""
+        if self._options.tls is not None and self._context is not None:
+            self._options.tls.reload(self._context)
 
     async def drain(self) -> None:
         """Close idle connections, and the others after their answer (code 1001)."""
@@ -124,7 +139,7 @@ class OpenpiListener:
     # ------------------------------------------------------------ before the upgrade
 
     def _before_upgrade(self, connection: ServerConnection, request: Request) -> Response | None:
-        if urlsplit(request.path).path == "/healthz":
+        if request.path.partition("?")[0] == "/healthz":
             return connection.respond(http.HTTPStatus.OK, "OK\n")
         try:
             self._principal(request)
@@ -149,8 +164,11 @@ class OpenpiListener:
 
     def route(self, path: str) -> Route:
         """Return what a path asks for. Raises: Fault ``not_found``."""
-        parts = urlsplit(path)
-        asked = parse_qs(parts.query, max_num_fields=16).get("model", [])
+        try:
+            parts = urlsplit(path)
+            asked = parse_qs(parts.query, max_num_fields=16).get("model", [])
+        except ValueError:
+            raise Fault("not_found", "path must be a URL's, with at most 16 parameters.") from None
         model = asked[0] if asked else self._options.default_model
         if parts.path.startswith("/models/"):
             model = unquote(parts.path.removeprefix("/models/"))
@@ -188,15 +206,23 @@ class OpenpiListener:
     async def _converse(self, connection: ServerConnection) -> None:
         assert connection.request is not None
         route = self.route(connection.request.path)
-        contract = await self._loaded(route.model)
-        if contract is None:
-            await connection.send(f"unavailable: model {route.model!r} is not ready.")
+        try:
+            contract = await self._loaded(connection, route.model)
+        except Fault as fault:
+            await connection.send(f"{fault.status}: {fault.message[:_MAX_ERROR_TEXT]}")
             await connection.close(1013, "not ready")
             return
         principal = self._principal(connection.request)
-        session = _Session(route, contract, principal, connection.id.hex)
+        closed = asyncio.ensure_future(connection.wait_closed())
+        session = _Session(route, contract, principal, connection.id.hex, closed)
         self._connections[connection] = session
-        await connection.send(pack_openpi(frames.metadata_of(contract)))
+        try:
+            await connection.send(pack_openpi(frames.metadata_of(contract)))
+            await self._answer_all(connection, session)
+        finally:
+            closed.cancel()
+
+    async def _answer_all(self, connection: ServerConnection, session: _Session) -> None:
         async for message in connection:
             self._busy.add(connection)
             try:
@@ -208,13 +234,20 @@ class OpenpiListener:
             if self._draining or not going_on:
                 return
 
-    async def _loaded(self, model: str) -> ModelContract | None:
+    async def _loaded(self, connection: ServerConnection, model: str) -> ModelContract:
+        """Return the contract once it is known; a client that leaves meanwhile is not waited for.
+
+        Raises: Fault; ConnectionClosed.
+        """
         end = time.monotonic() + self._loading_s
-        while True:
-            contract = self._contract_or_none(model)
-            if contract is not None or time.monotonic() >= end:
-                return contract
-            await asyncio.sleep(0.25)
+        while (contract := self._contract_or_none(model)) is None:
+            if time.monotonic() >= end:
+                raise Fault("unavailable", f"model {model!r} is not ready.")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.25):
+                    await connection.wait_closed()
+                raise ConnectionClosedOK(None, None)
+        return contract
 
     async def _answer(
         self, connection: ServerConnection, session: _Session, message: str | bytes
@@ -228,9 +261,7 @@ class OpenpiListener:
                 raise DecodeError("frames must be binary msgpack; got a text frame.")
             self._options.observer.transferred("in", len(message))
             with self._budget.hold(len(message)):
-                reply = await self._unless_closed(
-                    connection, self._reply(session, message, request_id)
-                )
+                reply = await _unless(session.closed, self._reply(session, message, request_id))
         except Fault as fault:
             if isinstance(fault, DecodeError):
                 self._options.observer.decode_error(self.name, "unreadable")
@@ -244,22 +275,6 @@ class OpenpiListener:
         self._options.observer.transferred("out", len(reply))
         await connection.send(reply)
         return True
-
-    async def _unless_closed(self, connection: ServerConnection, work: Any) -> bytes:
-        """Return the work's result; give it up when the client leaves."""
-        task: asyncio.Task[bytes] = asyncio.ensure_future(work)
-        closed = asyncio.ensure_future(connection.wait_closed())
-        try:
-            await asyncio.wait({task, closed}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise Fault("cancelled", "client left.")
-            return task.result()
-        finally:
-            closed.cancel()
-            if not task.done():
-                task.cancel()
-                with suppress(asyncio.CancelledError, Fault):
-                    await task
 
     async def _refuse(
         self,
@@ -305,7 +320,15 @@ class OpenpiListener:
             request = _in_session(request, session, key)
         deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
         call = Call(self.name, deadline, f"openpi:{session.key}", session.principal)
-        reply = await self._router.infer(request, call)
+        try:
+            reply = await self._router.infer(request, call)
+        except Fault as fault:
+            if ends_session(fault) and session.sequences.pop(key, None) is not None:
+                session.generation += 1
+            raise
+        if contract.stateful:
+            name, seq = session.sequences[key]
+            session.sequences[key] = name, seq + 1
         actions = chunk(reply, contract, rows=1)
         infer_ms = (time.perf_counter() - started) * 1000
         server = {"infer_ms": infer_ms}
@@ -317,6 +340,33 @@ class OpenpiListener:
         )
         session.last_total_ms = (time.perf_counter() - started) * 1000
         return packed
+
+
+async def _unless(closed: asyncio.Future[None], work: Awaitable[bytes]) -> bytes:
+    """Return the work's result; give it up when the client leaves.
+
+    The work stays in this task: one of its own for every request costs more than reading it.
+    Raises: Fault ``cancelled``, and what the work raises.
+    """
+    task, working, left = asyncio.current_task(), True, False
+    assert task is not None
+
+    def give_up(_: asyncio.Future[None]) -> None:
+        nonlocal left
+        if working:
+            left = True
+            task.cancel()
+
+    closed.add_done_callback(give_up)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if left and task.uncancel() == 0:
+            raise Fault("cancelled", "client left.") from None
+        raise
+    finally:
+        working = False
+        closed.remove_done_callback(give_up)
 
 
 def _session_key(found: dict[str, Any], session: _Session) -> str:
@@ -332,7 +382,6 @@ def _session_key(found: dict[str, Any], session: _Session) -> str:
 def _in_session(request: InferRequest, session: _Session, key: str) -> InferRequest:
     if key not in session.sequences and len(session.sequences) >= 16:
         raise Fault("resource_exhausted", "one connection may have at most 16 sessions.")
-    seq = session.sequences.get(key, 0)
-    session.sequences[key] = seq + 1
-    name = f"{key}#{session.generation}" if session.generation else key
+    fresh = f"{key}#{session.generation}" if session.generation else key
+    name, seq = session.sequences.setdefault(key, (fresh, 0))
     return replace(request, options={**request.options, "session_id": name, "seq": seq})

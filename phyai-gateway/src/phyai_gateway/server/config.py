@@ -58,6 +58,9 @@ class ServerOptions:
     deadline.  grace_seconds: for accepted requests after SIGTERM.  http_port: of health, readiness
     and metrics; null = no such port.  listen: protocol -> HOST:PORT.  warm_up: run one made-up
     observation before saying ready, which also tells what the actions look like.
+    register_with: HOST:PORT of gateways that are told of the server while it is ready.  advertise:
+    HOST or HOST:PORT by which they reach it; null = host and port.  register_token_file: holds a
+    token with scope admin there.  register_ca: PEM to speak TLS with them.
 
     >>> ServerOptions("pi05").port
     50063
@@ -77,6 +80,10 @@ class ServerOptions:
     token_file: str | None = None
     tls: TlsOptions | None = None
     insecure_bind: bool = False
+    register_with: tuple[str, ...] = ()
+    advertise: str | None = None
+    register_token_file: str | None = None
+    register_ca: str | None = None
     listen: dict[str, str] = field(default_factory=dict)
     listen_options: dict[str, dict[str, str]] = field(default_factory=dict)
     warm_up: bool = True
@@ -100,14 +107,40 @@ class ServerOptions:
             )
         if not (math.isfinite(self.grace_seconds) and self.grace_seconds >= 0):
             _fail("grace_seconds", "must be finite and >= 0", self.grace_seconds)
+        self._check_registering()
         for protocol, address in self.listen.items():
             try:
                 parse_endpoint(address, any_port=True)
             except ListenError as error:
-                raise ValueError(f"ServerOptions.listen.{protocol}: {error}") from error
+                raise ValueError(
+                    f"ServerOptions.listen.{protocol} must be an address: {error}"
+                ) from error
         for protocol in self.listen_options:
             if protocol not in self.listen:
                 _fail(f"listen_options.{protocol}", "must belong to a protocol of listen", protocol)
+
+    def advertised(self) -> tuple[str, int | None]:
+        """Return host and port by which gateways reach the server; port None = its own."""
+        text = self.advertise or self.host
+        if self.advertise is not None and not _is_host(text):
+            host, port = parse_endpoint(text)
+            return host, port
+        return text.strip("[]"), None
+
+    def _check_registering(self) -> None:
+        key = "register_with"
+        try:
+            for address in self.register_with:
+                parse_endpoint(address)
+            key = "advertise"
+            host, _ = self.advertised()
+        except ListenError as error:
+            raise ValueError(f"ServerOptions.{key} must hold an address: {error}") from error
+        if self.register_with and host in ("0.0.0.0", "::"):
+            _fail("advertise", "must be an address that gateways reach; host is every one", host)
+        others = (self.advertise, self.register_token_file, self.register_ca)
+        if not self.register_with and any(value is not None for value in others):
+            _fail("register_with", "must be given with advertise and register_...", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +229,7 @@ def load(
 def _server(section: object, folder: Path) -> ServerOptions:
     if isinstance(section, Mapping):
         section = dict(section)
-        for key in ("token_file",):
+        for key in ("token_file", "register_token_file", "register_ca"):
             if isinstance(section.get(key), str):
                 section[key] = resolve_path(section[key], folder)
         if isinstance(tls := section.get("tls"), Mapping):

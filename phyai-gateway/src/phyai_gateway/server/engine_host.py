@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,8 +20,9 @@ from phyai import plugins
 from phyai.engine import Engine
 from phyai.engine_core import max_rows
 from phyai.errors import PhyaiError
+from phyai.joining import with_deadline
 from phyai.manifest import AdapterManifest
-from phyai_gateway.contract import ModelContract
+from phyai_gateway.contract import MAX_IN_FLIGHT, ModelContract
 from phyai_gateway.messages import Call, Fault, InferReply, InferRequest, TensorData
 from phyai_gateway.proto.encoded import decoded
 from phyai_gateway.server.config import HARD_TIMEOUT_S, ServerConfig, TensorOptions
@@ -31,6 +34,7 @@ from phyai_gateway.server.tensor_backend import LABEL, TensorBackend
 log = logging.getLogger("phyai.server")
 
 STATS_EVERY_S = 0.5  # stats walk the model's weights; probes come often
+RUN_SHARE = 0.9  # of the time that is left; the reply needs the rest
 
 _DTYPES = {
     "uint8": torch.uint8,
@@ -67,11 +71,12 @@ class EngineHost:
     def __init__(self, engine: Any, backend: Backend, config: ServerConfig) -> None:
         self.engine, self.backend, self._config = engine, backend, config
         self._dispatcher: Dispatcher | None = None
+        self._contract: ModelContract | None = None
         self._stats: tuple[float, dict[str, Any]] = (-1e9, {})
 
     @property
     def contract(self) -> ModelContract:
-        return self.backend.contract
+        return self._contract or self.backend.contract
 
     @property
     def dispatcher(self) -> Dispatcher:
@@ -83,26 +88,49 @@ class EngineHost:
         """Begin to take requests, on the running event loop."""
         replicas = max(len(self.stats()["replicas"]), 1)
         options = self._config.server
-        workers = options.workers or replicas
+        workers = options.workers or replicas * self._at_once()
         queue = 2 * workers if options.max_queue is None else options.max_queue
-        self._dispatcher = Dispatcher(self.engine.submit, workers=workers, max_queue=queue)
+        self._dispatcher = Dispatcher(self._submit, workers=workers, max_queue=queue)
+        # So that a gateway keeps more than these in its own queue, where any server may take them.
+        found = self.backend.contract
+        extra = {**found.extra, MAX_IN_FLIGHT: max(workers + queue, 1)}
+        self._contract = replace(found, extra=extra)
 
     async def infer(self, request: InferRequest, call: Call) -> tuple[InferReply, Done]:
         """Return the reply to a request, and how long it took; raises Fault."""
         left = min(call.remaining(self._config.server.request_timeout_s), HARD_TIMEOUT_S)
         seen: dict[str, Any] = {}
 
-        def build() -> Any:
+        until = time.monotonic() + left
+
+        def build() -> tuple[Any, float]:
             seen["request"] = whole = decoded(request)
             seen["built"] = self.backend.build(whole)
-            return self.backend.engine_request(seen["built"])
+            return self.backend.engine_request(seen["built"]), until
 
         try:
-            done = await self.dispatcher.run(build, time.monotonic() + left)
+            done = await self.dispatcher.run(build, until)
             reply = self.backend.reply(seen["request"], seen["built"], done.result, done.engine_s)
         except Exception as error:
             raise fault_of(error, request.request_id) from error
         return reply, done
+
+    def _submit(self, due: tuple[Any, float]) -> Future[Any]:
+        """Give the engine a request; one that joins others must know how long it may wait."""
+        request, until = due
+        if self._joins:
+            request = with_deadline(request, RUN_SHARE * (until - time.monotonic()))
+        future: Future[Any] = self.engine.submit(request)
+        return future
+
+    @property
+    def _joins(self) -> bool:
+        config = getattr(self.engine, "config", None)
+        return config is not None and config.runtime.batch_wait_ms > 0
+
+    def _at_once(self) -> int:
+        """Return how many requests a replica gets: with joining, those of a batch and the next."""
+        return 2 * max_rows(self._config.args.plugin_args) if self._joins else 1
 
     def stats(self, *, max_age_s: float = STATS_EVERY_S) -> dict[str, Any]:
         """Return ``Engine.stats()``, at most so old."""
@@ -162,12 +190,11 @@ def _backend(
             to_tensor=partial(to_tensor, device=config.adapter.input_device),
             to_data=to_data,
         )
-    adapter: Any = engine.adapter  # None where the model lives in other processes
     return Policy(
         name,
         config.adapter,
         manifest=manifest,
-        expects={} if adapter is None else dict(adapter.expects()),
+        expects=engine.describe()["expects"],  # of a worker where the model lives in others
         max_rows=rows,
         max_image_pixels=config.server.max_image_pixels,
     )
@@ -177,7 +204,10 @@ def _warm_up(engine: Engine, policy: Policy) -> None:
     """Run a made-up observation; what only this request dislikes is no reason not to serve."""
     started = time.perf_counter()
     try:
-        policy.learn(engine.submit(policy.sample()).result())
+        # At once, so that every replica gets one; a session has only one replica.
+        count = 1 if policy.contract.stateful else len(engine.stats()["replicas"])
+        for future in [engine.submit(policy.sample()) for _ in range(count)]:
+            policy.learn(future.result())
     except (PhyaiError, TypeError, ValueError) as error:
         log.warning("warm-up request was refused, so the first one will be slower: %s", error)
         return

@@ -17,7 +17,7 @@ _MODES = ("RGB", "L", "RGBA", "P", "1", "LA")  # what converts to RGB without a 
 
 
 def decode_image(image: ImageData, max_pixels: int) -> np.ndarray[Any, Any]:
-    """Return uint8 [H, W, 3], or [B, H, W, 3] for a raw batch, in C order.
+    """Return uint8 [H, W, 3], or [..., H, W, 3] for a raw batch or several frames, in C order.
 
     max_pixels: of one picture. Raises: Fault(invalid_argument) naming the image.
     """
@@ -30,7 +30,7 @@ def _raw(image: ImageData, max_pixels: int) -> np.ndarray[Any, Any]:
     if image.dtype != "uint8":
         raise _bad(image, "must be UINT8", image.dtype)
     shape = image.shape
-    if len(shape) not in (3, 4) or any(size < 1 or size > MAX_SIDE for size in shape):
+    if len(shape) not in (3, 4, 5) or any(size < 1 or size > MAX_SIDE for size in shape):
         raise _bad(image, "must have shape [H, W, 3] or [B, H, W, 3]", list(shape))
     channels_last = image.layout == "hwc"
     height, width, channels = shape[-3:] if channels_last else (*shape[-2:], shape[-3])

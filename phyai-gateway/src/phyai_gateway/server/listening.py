@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from phyai.errors import ConfigError
+from phyai_gateway import certificate
 from phyai_gateway.listeners import ConfigError as ListenError
 from phyai_gateway.listeners import find_listener, is_loopback, parse_endpoint
 from phyai_gateway.server.config import ServerOptions
@@ -37,7 +38,21 @@ def wanted_listeners(server: ServerOptions) -> list[Wanted]:
         found.append(Wanted(protocol, find_protocol(protocol), host, port, options))
     for one in found:
         _check_exposure(one, server)
+    _check_apart(found, http_address(server))
     return found
+
+
+def _check_apart(found: list[Wanted], http: tuple[str, int] | None) -> None:
+    """Refuse two listeners on one address: the second would fail after the weights are loaded."""
+    held: dict[tuple[str, int], str] = {} if http is None else {http: "server.http_port"}
+    for one in found:
+        key = "server.port" if one.protocol == "native" else f"server.listen.{one.protocol}"
+        other = held.setdefault((one.host, one.port), key)
+        if one.port and other != key:
+            raise ConfigError(
+                f"{key} must be an address of its own; got {one.port}, which is {other}'s. "
+                "Choose another port."
+            )
 
 
 def find_protocol(name: str) -> Any:
@@ -53,7 +68,8 @@ def http_address(server: ServerOptions) -> tuple[str, int] | None:
     if server.http_port is None:
         return None
     host = _bare(server.http_host or server.host)
-    _check_open("server.http_host", host, server, guarded=_is_guarded(server))
+    guarded = _is_guarded(server) or server.tls is not None
+    _check_open("server.http_host", host, server, guarded=guarded)
     return host, server.http_port
 
 
@@ -67,8 +83,10 @@ def tls_files(server: ServerOptions) -> TlsFiles | None:
         files.server_context()
     except OSError as error:  # ssl.SSLError is one
         raise ConfigError(
-            f"server.tls must name readable PEM files that belong together; got {error}."
+            "server.tls must name readable PEM files that belong together; got "
+            f"{', '.join(str(f) for f in (files.cert, files.key, files.client_ca) if f)}: {error}."
         ) from error
+    certificate.warn(files.cert)
     return files
 
 

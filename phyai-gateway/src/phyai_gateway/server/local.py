@@ -46,7 +46,7 @@ class LocalRouter:
                 raise Fault("invalid_argument", "request_id must be given; got none.")
             reply, done = await self._host.infer(request, call)
             self._metrics.queue_time.observe(done.queue_s)
-            self._metrics.inference.observe(done.engine_s)
+            self._metrics.inferred(done.engine_s)
             outcome = "ok"
             return reply
         except Fault as fault:
@@ -56,9 +56,8 @@ class LocalRouter:
             outcome = "cancelled"
             raise
         finally:
-            name, protocol = self._host.contract.name, call.protocol
-            self._metrics.requests.labels(name, protocol, outcome).inc()
-            self._metrics.duration.labels(name, protocol).observe(time.monotonic() - began)
+            name, took = self._host.contract.name, time.monotonic() - began
+            self._metrics.answered(name, call.protocol, outcome, took)
 
 
 class _EngineGauges(Collector):
@@ -87,7 +86,7 @@ class _EngineGauges(Collector):
         up = GaugeMetricFamily("phyai_replica_up", "1 when it takes requests.", labels=labels)
         busy = CounterMetricFamily(
             "phyai_replica_busy_seconds",
-            "Time with a request; its rate is the share.",
+            "Time the model ran; its rate is the share.",
             labels=labels,
         )
         replicas = host.stats(max_age_s=0.0)["replicas"]

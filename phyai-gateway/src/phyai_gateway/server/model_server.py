@@ -26,6 +26,7 @@ from phyai_gateway.server.listening import (
 )
 from phyai_gateway.server.local import LocalRouter
 from phyai_gateway.server.operations import OperationsListener
+from phyai_gateway.server.registering import Registrar, announcement
 
 if TYPE_CHECKING:
     from phyai_gateway.server.engine_host import EngineHost
@@ -55,6 +56,8 @@ class ModelServer:
         self._wanted = wanted_listeners(config.server)
         self._tls, self._tokens = tls_files(config.server), token_store(config.server)
         self._http = http_address(config.server)
+        self._announcement = announcement(config.server)
+        self.registrar: Registrar | None = None
 
     def not_ready(self) -> str | None:
         """Return why the server takes no requests, None when it does."""
@@ -91,10 +94,14 @@ class ModelServer:
             self._listeners.append(listener)
         if self._operations is not None:
             self._operations.local = router
+        if self._announcement is not None and not self._draining:
+            self.registrar = Registrar(self._announcement, self.ports["native"])
+            self.registrar.start()
 
     async def drain(self, grace_s: float) -> bool:
         """Refuse new requests and wait for accepted ones; return whether all were answered."""
         self._draining = True
+        await self._fall_silent()
         waits = [asyncio.create_task(listener.drain()) for listener in self._listeners]
         if self.host is not None and self._listeners:
             waits.append(asyncio.create_task(self.host.dispatcher.drain()))
@@ -111,6 +118,7 @@ class ModelServer:
     async def stop(self) -> None:
         """Close ports and engine; may be called twice and after a failed start."""
         self._draining = True
+        await self._fall_silent()
         listeners, self._listeners = self._listeners, []
         await asyncio.gather(*(listener.stop() for listener in listeners), return_exceptions=True)
         if self.host is not None:
@@ -123,6 +131,11 @@ class ModelServer:
         operations, self._operations = self._operations, None
         if operations is not None:
             await operations.stop()
+
+    async def _fall_silent(self) -> None:
+        registrar, self.registrar = self.registrar, None
+        if registrar is not None:
+            await registrar.stop()
 
     def _options(self, host: str, port: int, options: dict[str, str]) -> ListenerOptions:
         server = self.config.server

@@ -57,7 +57,9 @@ class ObservationBuilder:
             tuple(
                 Observation(
                     images={
-                        self._cameras.get(name, name): pixels[row] if pixels.ndim == 4 else pixels
+                        self._cameras.get(name, name): pixels[row]
+                        if self._has_rows(pixels)
+                        else pixels
                         for name, pixels in images.items()
                     },
                     state=None if state is None else state[row] if state.ndim == 2 else state,
@@ -124,7 +126,9 @@ class ObservationBuilder:
         state: np.ndarray[Any, Any] | None,
     ) -> tuple[int, bool]:
         found = {
-            f"image {name!r}": len(pixels) for name, pixels in images.items() if pixels.ndim == 4
+            f"image {name!r}": len(pixels)
+            for name, pixels in images.items()
+            if self._has_rows(pixels)
         }
         if state is not None and state.ndim == 2:
             found["robot_state"] = len(state)
@@ -138,7 +142,9 @@ class ObservationBuilder:
         rows, most = next(iter(found.values())), self.contract.max_rows
         if not 1 <= rows <= most:
             raise _bad(f"batch must have 1 to {most} rows; got {rows}. Split it.")
-        single = [f"image {name!r}" for name, pixels in images.items() if pixels.ndim == 3]
+        single = [
+            f"image {name!r}" for name, pixels in images.items() if not self._has_rows(pixels)
+        ]
         if state is not None and state.ndim == 1:
             single.append("robot_state")
         if single and rows > 1:
@@ -147,6 +153,10 @@ class ObservationBuilder:
                 "one without a row dim. Send pictures of a batch RAW, [B, H, W, 3]."
             )
         return rows, True
+
+    def _has_rows(self, pixels: np.ndarray[Any, Any]) -> bool:
+        """Return whether the first dim is the batch's: a model may want frames there."""
+        return pixels.ndim == 5 or (pixels.ndim == 4 and self.contract.frames == 1)
 
     def _check_horizon(self, horizon: int) -> None:
         most = self.contract.horizon

@@ -58,7 +58,8 @@ class OperationsListener(HttpListener):
 
     async def _model_ready(self, request: Request) -> Response:
         if self.local is not None and request.path_params["model"] not in self.local.models():
-            return _error(Fault("not_found", f"model must be {self.local.models()[0]!r}."))
+            asked, known = request.path_params["model"], self.local.models()[0]
+            return _error(Fault("not_found", f"model must be {known!r}; got {asked!r:.80}."))
         return await self._ready(request)
 
     async def _models(self, request: Request) -> Response:

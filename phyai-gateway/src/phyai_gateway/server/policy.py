@@ -94,7 +94,9 @@ class Policy:
 
     def sample(self) -> Observation:
         """Return a made-up observation of the right form: grey pictures, a state of zeros."""
-        picture = np.full((WARM_UP_SIDE, WARM_UP_SIDE, 3), 128, np.uint8)
+        steps, side = self.contract.frames, WARM_UP_SIDE
+        shape = (side, side, 3) if steps == 1 else (steps, side, side, 3)
+        picture = np.full(shape, 128, np.uint8)
         dim = self.contract.state_dim
         return Observation(
             images={self._names.get(name, name): picture for name in self.contract.cameras},
@@ -162,7 +164,11 @@ def _contract(
         control_hz=float(control_hz) if isinstance(control_hz, int | float) else None,
         default_prompt=options.default_prompt,
         needs_prompt=bool(expects.get("prompt", False)) and options.default_prompt is None,
-        options=tuple(str(option) for option in capabilities.get("options") or ()),
+        options=tuple(
+            str(option)
+            for kind in ("options", "own_options")
+            for option in capabilities.get(kind) or ()
+        ),
         max_rows=max_rows,
         stateful=stateful,
         idempotent=not stateful,

@@ -15,13 +15,13 @@ from phyai.engine_builder import looks_like_path
 from phyai.errors import ConfigError
 from phyai_gateway.server.config import ServerConfig, TensorOptions
 from phyai_gateway.server.listening import (
-    http_address,
     risks,
     tls_files,
     token_store,
     wanted_listeners,
 )
 from phyai_gateway.server.model_server import THREAD, ModelServer, print_line, serve
+from phyai_gateway.server.registering import announcement
 
 _PATH_ARGS = ("checkpoint_dir", "checkpoint", "tokenizer", "processor_dir", "norm_stats")
 
@@ -40,7 +40,7 @@ def check(config: ServerConfig) -> None:
         request_type(config.adapter.request_type)
     tls_files(config.server)
     token_store(config.server)
-    http_address(config.server)
+    announcement(config.server)
     for line in risks(config.server, wanted_listeners(config.server)):
         print_line(f"note: {line}")
 

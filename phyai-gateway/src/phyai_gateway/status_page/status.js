@@ -203,6 +203,9 @@ async function run() {
   }
 }
 
+const first = document.querySelector('meta[name="first-figures"]').content;
+if (first) show(JSON.parse(first));
+
 byId("token-form").addEventListener("submit", (event) => {
   event.preventDefault();
   sessionStorage.setItem(KEY, byId("token").value);

@@ -6,18 +6,15 @@ import asyncio
 import json
 import logging
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from phyai_gateway.contract import ModelContract
 from phyai_gateway.faults import QueueFull
-from phyai_gateway.messages import Fault, InferRequest
+from phyai_gateway.messages import Fault
 from phyai_gateway.protocols.base import ListenerOptions, Router
 from phyai_gateway.protocols.http_body import (
     BadLength,
@@ -29,6 +26,13 @@ from phyai_gateway.protocols.http_body import (
 )
 from phyai_gateway.protocols.http_server import HttpListener
 from phyai_gateway.protocols.kserve import decode as codec
+from phyai_gateway.protocols.kserve.models import (
+    Sequences,
+    all_ready,
+    check_version,
+    describe,
+    is_ready,
+)
 
 log = logging.getLogger(__name__)
 LENGTH_HEADER = "inference-header-content-length"
@@ -56,7 +60,7 @@ class KserveRoutes:
         if options.options:
             raise Fault("invalid_argument", "kserve takes no options of its own. Leave them out.")
         self._router, self._options = router, options
-        self._sequences = _Sequences(options.limits.max_sessions)
+        self._sequences = Sequences(options.limits.max_sessions)
 
     def routes(self) -> list[BaseRoute]:
         model = "/v2/models/{model}"
@@ -77,8 +81,7 @@ class KserveRoutes:
         return JSONResponse({"live": True})
 
     async def ready(self, request: Request) -> Response:
-        models = self._router.models()
-        ready = bool(models) and all(is_ready(self._router, model) for model in models)
+        ready = all_ready(self._router)
         return JSONResponse({"ready": ready}, 200 if ready else 503)
 
     async def metadata(self, request: Request) -> Response:
@@ -143,76 +146,8 @@ class KserveRoutes:
         return Response(answer, headers=headers, media_type="application/octet-stream")
 
     def _model(self, request: Request) -> str:
-        version = request.path_params.get("version")
-        if version not in (None, "1"):
-            raise Fault("not_found", f"version must be 1; got {version!r:.40}.")
+        check_version(request.path_params.get("version", ""))
         return str(request.path_params["model"])
-
-
-class _Sequences:
-    """Counts the requests of each sequence: Triton's convention has ids, but no numbers."""
-
-    def __init__(self, cap: int) -> None:
-        self._cap = cap
-        self._next: OrderedDict[tuple[str, str], int] = OrderedDict()
-
-    def numbered(self, request: InferRequest) -> InferRequest:
-        """Return the request with its place in the sequence; raises Fault for an unknown one."""
-        session = request.options.get("session_id")
-        if session is None or "seq" in request.options:
-            return request
-        seq = self._next.get((request.model, str(session)))
-        if seq is None:
-            raise Fault(
-                "failed_precondition",
-                f"sequence {str(session)!r:.80} is not known here. Begin it with sequence_start.",
-            )
-        return replace(request, options={**request.options, "seq": seq})
-
-    def answered(self, request: InferRequest, ends: bool) -> None:
-        session, seq = request.options.get("session_id"), request.options.get("seq")
-        if session is None or type(seq) is not int:
-            return
-        key = (request.model, str(session))
-        self._next[key] = seq + 1
-        self._next.move_to_end(key)
-        if ends:
-            del self._next[key]
-        while len(self._next) > self._cap:
-            self._next.popitem(last=False)
-
-
-def is_ready(router: Router, model: str) -> bool:
-    """Return whether a request for the model would find a backend now."""
-    asks = getattr(router, "ready", None)
-    if asks is not None:
-        return bool(asks(model))
-    try:
-        router.contract(model)
-    except Fault:
-        return False
-    return True
-
-
-def describe(contract: ModelContract) -> dict[str, Any]:
-    """Return KServe's metadata of a model; -1 = any size."""
-    inputs = [
-        {"name": name, "datatype": "UINT8", "shape": [-1, *(size or (-1, -1, 3))]}
-        for name, size in contract.cameras.items()
-    ]
-    if contract.cameras or contract.state_dim:
-        inputs.append(
-            {"name": "state", "datatype": "FP32", "shape": [-1, contract.state_dim or -1]}
-        )
-        inputs.append({"name": "prompt", "datatype": "BYTES", "shape": [-1]})
-    shape = [-1, contract.horizon or -1, contract.action_dim or -1]
-    return {
-        "name": contract.name,
-        "versions": ["1"],
-        "platform": "phyai",
-        "inputs": inputs,
-        "outputs": [{"name": "actions", "datatype": "FP32", "shape": shape}],
-    }
 
 
 def error_of(fault: Fault) -> Response:
@@ -241,6 +176,7 @@ class KserveListener(HttpListener):
 
     name: ClassVar[str] = "kserve"
     default_port: ClassVar[int] = 8081
+    shares_port: ClassVar[bool] = True
 
     def __init__(self, router: Router, options: ListenerOptions) -> None:
         super().__init__(router, options)

@@ -72,7 +72,7 @@ def _model(value: Mapping[str, Any], default: str | None) -> str:
         raise DecodeError("model_name and model must be equal; they differ. Send one of them.")
     found = named[0] if named else default
     if found is None:
-        raise DecodeError("model_name must be given, as the gateway has no --http-model.")
+        raise DecodeError("model_name must be given, as the listener has no model of its own.")
     return str(found)
 
 
@@ -207,6 +207,8 @@ def _envelope(value: Mapping[str, Any], model: str) -> InferRequest:
         arrays |= inside
         given["observation"] = {k: v for k, v in seen.items() if k not in inside}
     rest = {key: item for key, item in given.items() if key not in arrays}
+    if not all(isinstance(name, str) for name in arrays):
+        raise DecodeError("names of arrays must be texts.")
     return InferRequest(
         request_id=uuid.uuid4().hex,
         model=model,

@@ -149,6 +149,7 @@ class RlinfListener(HttpListener):
 
     name: ClassVar[str] = "rlinf"
     default_port: ClassVar[int] = 30001
+    shares_port: ClassVar[bool] = True
 
     def __init__(self, router: Router, options: ListenerOptions) -> None:
         super().__init__(router, options)
