@@ -20,6 +20,8 @@ PREFIXES = ("case_", "track_case_", "preprocess_")
 SUFFIXES = (".safetensors", ".json")
 FAMILIES = ("pi0", "pi05")
 UNKNOWN = "unknown"
+ROOT_FILES = ("config.json", "model_index.json")
+"""What tells the folder of a set's checkpoint."""
 _MAX_HEADER_BYTES = 100_000_000
 _PREPROCESS_INPUT = re.compile(
     r"in\..*|[a-z0-9]+\.in_.*|norm\.stats\..*|aloha\.model_actions|droid\.(joint|gripper)"
@@ -33,7 +35,7 @@ class GoldenCase:
     """One case file.
 
     set_root: nearest folder at or above the file, within the discovered folder, that holds a
-        config.json; None when there is none.
+        checkpoint's config.json or model_index.json; None when there is none.
     names: tensor names of a .safetensors file, keys of the records of a .json file.
     """
 
@@ -88,7 +90,7 @@ def _read(path: Path, folder: Path) -> GoldenCase:
 
 def _set_root(path: Path, folder: Path) -> Path | None:
     for parent in path.parents:
-        if (parent / "config.json").is_file():
+        if any((parent / name).is_file() for name in ROOT_FILES):
             return parent
         if parent == folder:
             break
@@ -200,6 +202,26 @@ _GROOT_TENSOR_RULES: tuple[tuple[str, Rule], ...] = (
         lambda names, meta: "in.normalized_action" in names and "embodiment_tag" in meta,
     ),
 )
+_COSMOS_RULES: tuple[tuple[str, Rule], ...] = (
+    (
+        "cosmos_evaluation",
+        lambda names, _: {"input_ids", "video", "timestep", "velocity_video"} <= names,
+    ),
+    ("cosmos_denoise", lambda names, _: {"cond_ids", "x0_video", "step.cond_v"} <= names),
+    ("cosmos_pipeline", lambda names, _: {"cond_ids", "init_video", "step_video"} <= names),
+    (
+        "cosmos_droid_request",
+        lambda names, _: {"canvas0", "server_action", "x0_latent_first"} <= names,
+    ),
+    (
+        "cosmos_droid_preprocess",
+        lambda names, _: {"action_model", "image_size", "domain_id"} <= names,
+    ),
+    ("cosmos_sampler", lambda names, _: "x_init" in names),
+    ("cosmos_vae", lambda names, _: {"pixels", "enc_moments", "latent_raw"} <= names),
+    ("cosmos_sound", lambda names, _: {"latent", "waveform"} <= names),
+    ("cosmos_rope", lambda names, _: {"position_ids", "cos", "sin", "time.t"} <= names),
+)
 _MINICPM_PROMPT = {"input_ids", "pixel_values", "target_sizes"}
 _MINICPM_RULES: tuple[tuple[str, Rule], ...] = (
     ("minicpm_gdn_op", lambda names, _: {"q", "k", "v", "g", "beta"} <= names),
@@ -247,7 +269,7 @@ def _rules(path: Path) -> tuple[tuple[str, Rule], ...]:
     if path.name.startswith("case_"):
         if path.suffix != ".safetensors":
             return _MINICPM_RECORD_RULES
-        return _CASE_RULES + _MINICPM_RULES
+        return _CASE_RULES + _MINICPM_RULES + _COSMOS_RULES
     if path.name.startswith("track_case_") and path.suffix == ".safetensors":
         return _TRACK_RULES
     if path.name.startswith("preprocess_"):

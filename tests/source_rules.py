@@ -19,15 +19,17 @@ ALL_TREES = (*SOURCE_TREES, GATEWAY)
 
 # Modules of `phyai` by layer; a module imports from its own layer or below.
 LAYERS = {
-    1: "errors types manifest cost action_queue env config_fields config_mapping config_yaml",
-    2: "kernels memory solver weights hub parallel timers addresses compiling cuda_graph"
-    " built_folder json_files",
-    3: "layers backbones cache graph guidance rtc known",
+    1: "errors types manifest cost media_files action_queue env config_fields config_mapping"
+    " config_yaml",
+    2: "kernels memory solver unipc weights hub parallel timers addresses compiling cuda_graph"
+    " built_folder byte_tokenizer json_files memo",
+    3: "layers backbones cache graph guidance rtc known step_unit",
     4: "adapter golden hooks plugins plugin_records plugin_rules services sessions session_options "
-    "session_results session_turn binding "
+    "session_results session_turn session_moving binding "
     "kernel_setup tensor_dump backends request_values rtc_options",
-    5: "runner scheduler",
-    6: "engine engine_core engine_builder deployment warmup",
+    5: "runner bound request_watch scheduler joining result_checks batch_counts",
+    6: "engine engine_core core_setup ranks engine_builder deployment warmup request_job "
+    "request_loop",
     # kernel, runtime and server are compatibility re-exports.
     7: "cli profile scaffold testing kernel runtime server",
 }

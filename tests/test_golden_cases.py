@@ -204,6 +204,7 @@ def test_folder_without_cases_fails(tmp_path: Path) -> None:
     assert "2 failed" in result.stdout
 
 
+@pytest.mark.slow
 def test_unknown_kind_fails_with_relative_folder(tmp_path: Path) -> None:
     write_case(tmp_path / "set/case_a.safetensors", ("something",))
     result = run_golden("set", cwd=tmp_path)

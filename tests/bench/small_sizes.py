@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from benchmarks.peers.cosmos.sizes import CosmosSizes, Kind
 from benchmarks.peers.groot.sizes import GrootSizes
 from benchmarks.peers.minicpm.sizes import MiniCPMSizes
 from benchmarks.peers.model import Sizes
@@ -75,9 +76,27 @@ def small_minicpm() -> MiniCPMSizes:
     return MiniCPMSizes(config)
 
 
+def small_cosmos(kind: Kind) -> CosmosSizes:
+    whole = CosmosSizes.of_depth(2, kind=kind)
+    transformer = {
+        **whole.transformer, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 288,
+        "rope_axes_dim": [4, 2, 2], "num_embodiment_domains": 12, "action_dim": 12, "sound_dim": 6,
+        "latent_channel": 8, "patch_latent_dim": 32,
+        "rope_scaling": {**whole.transformer["rope_scaling"], "mrope_section": [4, 2, 2]},
+    }  # fmt: skip
+    vae = {
+        **whole.vae, "base_dim": 8, "decoder_base_dim": 8, "z_dim": 8, "num_res_blocks": 1,
+        "latents_mean": whole.vae["latents_mean"][:8], "latents_std": whole.vae["latents_std"][:8],
+    }  # fmt: skip
+    return CosmosSizes(kind, transformer, vae)
+
+
 SMALL: dict[str, Sizes] = {
     "pi05": small_pi(),
     "pi0": small_pi("pi0"),
     "gr00t_n17": small_groot(),
     "minicpm_robot": small_minicpm(),
+    "cosmos3_policy": small_cosmos("policy"),
+    "cosmos3": small_cosmos("video"),
 }

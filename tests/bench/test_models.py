@@ -13,6 +13,8 @@ import pytest
 import torch
 from benchmarks import paired
 from benchmarks.peers import sides
+from benchmarks.peers.cosmos.batch import Batch as CosmosBatch
+from benchmarks.peers.cosmos.sizes import CosmosSizes
 from benchmarks.peers.groot.batch import Batch as GrootBatch
 from benchmarks.peers.groot.sizes import BACKBONE_FILE, GrootSizes
 from benchmarks.peers.minicpm.batch import Batch as MiniCPMBatch
@@ -21,9 +23,17 @@ from benchmarks.peers.models import MODELS
 from benchmarks.peers.pairing import Probe
 from benchmarks.peers.pi.batch import Batch as PiBatch
 from benchmarks.peers.pi.sizes import PiSizes
-from benchmarks.peers.weights import cached_checkpoint, draw, write_checkpoint
+from benchmarks.peers.weights import (
+    cached_checkpoint,
+    draw,
+    place,
+    weight_files,
+    write_checkpoint,
+)
 from safetensors.torch import load_file, save_file
 
+from phyai.models.cosmos3.config import Cosmos3Config
+from phyai.models.cosmos3.vae.config import VAEConfig
 from phyai.models.minicpm_robot.config import MiniCPMRobotConfig
 from phyai.models.pi.config import PiConfig
 from tests.bench.small_sizes import SMALL, small_pi
@@ -31,12 +41,16 @@ from tests.bench.small_sizes import SMALL, small_pi
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests/golden"
 GROOT_GOLDEN, MINICPM_GOLDEN = GOLDEN / "groot", GOLDEN / "minicpm"
-# Released files hold more: pi's unused output head of the expert; GR00T's output head, final norm.
+COSMOS_GOLDEN = GOLDEN / "cosmos3"
+# Released files hold more: pi's unused output head of the expert; GR00T's output head, final norm;
+# Cosmos3's output head. Its autoencoder has 196 tensors.
 RELEASED = {
     "pi05": (812 - 1, 3.617e9 - 263.32e6),
     "pi0": (777 - 1, 3.50e9 - 263.32e6),
     "gr00t_n17": (1031 - 2, 3.1425e9),
     "minicpm_robot": (1023, 1.5363e9),
+    "cosmos3": (814 - 1 + 196, 15.17367e9 - 622.33e6 + 704.69e6),
+    "cosmos3_policy": (809 - 1 + 196, 15.17314e9 - 622.33e6 + 704.69e6),
 }
 PARTS = {  # millions of parameters
     "backbone.model.model.visual.": 407.0,
@@ -56,6 +70,12 @@ MINICPM_PARTS = {
     "action_head.": 235.8,
     "action_head.action_": 96.8,
 }
+USUAL_STAGES = {"vision", "prefix", "loop"}
+STAGES = {  # ours, and the first peer's
+    "cosmos3_policy": (USUAL_STAGES, {"vision", "loop"}),
+    "cosmos3": ({"prefix", "loop", "decode"}, {"vision", "loop", "decode"}),
+}
+COSMOS_PARTS = {"vae/encoder.": 149.6, "vae/": 704.7, "transformer/embed_tokens.": 622.3}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -68,7 +88,8 @@ def test_released_sizes_have_the_released_tensors(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "parts"), [("gr00t_n17", PARTS), ("minicpm_robot", MINICPM_PARTS)]
+    ("name", "parts"),
+    [("gr00t_n17", PARTS), ("minicpm_robot", MINICPM_PARTS), ("cosmos3_policy", COSMOS_PARTS)],
 )
 def test_the_parts_have_the_published_parameters(name: str, parts: dict[str, float]) -> None:
     model = MODELS[name]
@@ -83,6 +104,9 @@ def test_positions() -> None:
     assert PiSizes().positions(2, 20) == 532
     assert GrootSizes.of_depth(16).positions(2, 24) == 156
     assert MiniCPMSizes.of_depth(24).positions(3, 64) == 271
+    policy, video = (CosmosSizes.of_depth(36, kind=kind) for kind in ("policy", "video"))
+    assert policy.positions(1, 110) == video.positions(4, 110) == 120
+    assert (policy.media_tokens(17), video.media_tokens(17)) == (3060 + 32, 3060)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -98,6 +122,10 @@ def test_half_depth_cuts_every_stack(name: str) -> None:
         assert half.text["layer_types"] == [LINEAR, LINEAR, LINEAR, FULL] * 3
         assert (half.vision_layers, half.config["insert_layer_id"]) == (14, 3)
         assert half.dit["num_layers"] == 8
+    elif isinstance(half, CosmosSizes):
+        assert half.transformer["vocab_size"] == 151936 // 2
+        assert (half.vae["base_dim"], half.vae["decoder_base_dim"]) == (112, 184)
+        assert half.transformer["sound_gen"] is (name == "cosmos3")
     else:
         assert isinstance(half, PiSizes)
         assert (half.vision_layers, half.expert.num_hidden_layers) == (14, 9)
@@ -138,13 +166,21 @@ def test_the_files_are_those_of_the_released_layout(tmp_path: Path) -> None:
     robot = MiniCPMRobotConfig.from_folder(tmp_path)
     assert (robot.text.num_hidden_layers, robot.vision.insert_layer_id) == (4, 1)
     assert (robot.head.width, robot.head.state_dim, robot.head.num_layers) == (48, 12, 4)
+    write_checkpoint(tmp_path, SMALL["cosmos3"], seed=0)
+    world = Cosmos3Config.from_folder(tmp_path)
+    assert (world.num_hidden_layers, world.q_size, world.patch_values) == (2, 128, 32)
+    assert VAEConfig.from_folder(tmp_path / "vae").z_dim == 8
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_weights_are_named_distinct_and_reproducible(name: str, tmp_path: Path) -> None:
     sizes = SMALL[name]
     write_checkpoint(tmp_path, sizes, seed=5)
-    stored = load_file(tmp_path / "model.safetensors")
+    stored = {}
+    for path, names in weight_files(sizes).items():
+        held = load_file(tmp_path / path)
+        assert held.keys() == {place(name)[1] for name in names}
+        stored.update({name: held[place(name)[1]] for name in names})
     assert stored.keys() == dict(sizes.tensors()).keys()
     for key, tensor in stored.items():
         mean, std = sizes.moments(key, tuple(tensor.shape))
@@ -206,6 +242,14 @@ def test_requests_are_valid_distinct_and_of_the_size_asked_for(name: str, tmp_pa
         assert inputs["target_sizes"].tolist() == [[32, 32]] * 6
         assert inputs["embodiment_id"].tolist() == [2, 3, 4]
         assert not torch.equal(request.input_ids[0], request.input_ids[1])
+    elif name in ("cosmos3", "cosmos3_policy"):
+        media = CosmosBatch.from_file(path, 4)
+        assert media.positions == positions == 7 + 10
+        assert media.latents.shape == (3, 8, 9, 8, 20)
+        assert not torch.equal(media.neg_input_ids[0], media.neg_input_ids[1])
+        if media.image is not None:
+            assert media.image.shape == (3, 128, 320, 3)
+        assert (media.image is None) == (media.domain_id is None) == (name == "cosmos3")
     else:
         plain = PiBatch.from_file(path, 10)
         assert plain.unpadded
@@ -255,11 +299,12 @@ def needs_environment(name: str, peer: str) -> None:
 def test_our_side_computes_what_the_official_wiring_does(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    needs_environment(name, "hf")
+    needs_environment(name, MODELS[name].first_peer)
     write_checkpoint(tmp_path, SMALL[name], seed=0)
+    rows = "1" if name.startswith("cosmos3") else "2"  # its pipeline takes one
     saved = tmp_path / "report.json"
     words = ["--model", name, "--checkpoint", str(tmp_path), "--dtype", "fp32", "--threads", "1",
-             "--cameras", "2", "--tokens", "7", "--rows", "2", "--pairs", "1",
+             "--cameras", "2", "--tokens", "7", "--rows", rows, "--pairs", "1",
              "--foreign-limit", "99", "--weights-cache", str(tmp_path),
              "--save", str(saved)]  # fmt: skip
     code = paired.run(words, lambda threads: lambda: {"matrix_flops_per_s": 1.0})
@@ -269,8 +314,9 @@ def test_our_side_computes_what_the_official_wiring_does(
     assert found["equality"]["moved"] > 0.1
     positions = SMALL[name].positions(2, 7)
     assert found["ours"]["prefix_positions"] == found["peer"]["prefix_positions"] == positions
-    for side in ("ours", "peer"):
-        assert found["result"][f"{side}_stages_s"].keys() == {"vision", "prefix", "loop"}
+    stages = STAGES.get(name, (USUAL_STAGES, USUAL_STAGES))
+    for side, names in zip(("ours", "peer"), stages, strict=True):
+        assert found["result"][f"{side}_stages_s"].keys() == names
 
 
 @pytest.mark.slow
@@ -325,6 +371,36 @@ def test_minicpm_peer_reproduces_the_golden_tensors(
     assert code == 0, said
     for case in ("case_vlm", "case_action", "case_action_b3", "case_e2e"):
         assert f"{case}.safetensors fp32: largest difference" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "cases"),
+    [("cosmos3_policy", ["case_pipe_act_policy"]), ("cosmos3", ["case_pipe_t2i", "case_pipe_t2v"])],
+)
+def test_cosmos_peer_reproduces_the_golden_runs(
+    name: str, cases: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    needs_environment(name, "diffusers")
+    words = ["--model", name, "--verify-golden", str(COSMOS_GOLDEN), "--threads", "1"]
+    code = paired.run(words)
+    said = capsys.readouterr().out
+    assert code == 0, said
+    for case in cases:
+        assert f"{case}.safetensors fp32: largest difference" in said
+
+
+def test_golden_cases_of_cosmos_are_whole_runs_of_the_pipeline() -> None:
+    found = {
+        name: sorted(
+            path.stem
+            for path in COSMOS_GOLDEN.glob(MODELS[name].golden_files)
+            if MODELS[name].golden_cases(path)
+        )
+        for name in ("cosmos3_policy", "cosmos3")
+    }
+    assert found["cosmos3_policy"] == ["case_pipe_act_policy"]
+    assert found["cosmos3"] == ["case_pipe_t2i", "case_pipe_t2v"]
 
 
 def test_golden_cases_of_minicpm_are_told_by_what_they_hold() -> None:

@@ -293,6 +293,8 @@ def test_a_command_that_does_not_exist_is_named(
         (["--model", "minicpm_robot", "--layers", "3"], r"layers must be in \[4, 24\]; got 3"),
         (["--model", "minicpm_robot", "--peer-cameras", "4"], "left out for minicpm_robot"),
         (["--model", "minicpm_robot", "--peer", "hf-kv-cache"], "for minicpm_robot; got"),
+        (["--model", "cosmos3", "--peer", "hf"], "for cosmos3; got 'hf'"),
+        (["--model", "cosmos3_policy", "--layers", "37"], r"layers must be in \[1, 36\]; got 37"),
         (["--max-pairs", "0"], "--max-pairs must be at least 1; got 0"),
         (["--peer-tokens", "0"], "must not be below"),
         (["--depth-fraction", "nan"], "--depth-fraction must be a finite number above 0; got nan"),
@@ -330,6 +332,9 @@ def test_defaults_are_the_model_s() -> None:
     assert checked("--model", "gr00t_n17") == [2, 24, 4, 2, 24]
     assert checked("--model", "minicpm_robot") == [3, 64, 4, 3, 64]
     assert checked("--model", "minicpm_robot", "--cameras", "1")[0] == 1
+    assert checked("--model", "cosmos3_policy") == [1, 32, 4, 1, 32]
+    first = {name: model.first_peer for name, model in MODELS.items()}
+    assert first == {name: "diffusers" if "cosmos" in name else "hf" for name in MODELS}
 
 
 def test_every_environment_has_its_packages() -> None:

@@ -89,6 +89,16 @@ def test_the_ratio_is_the_median_of_ratios_of_kept_pairs() -> None:
     assert found["dropped"] == {"noise": 1}
 
 
+def test_the_ratio_of_the_network_itself_leaves_pixels_out() -> None:
+    pairs = [
+        Pair(2, 9, {"vision": 1, "prefix": 0.2, "loop": 0.8}, {"vision": 7, "loop": loop}, 0, 0, "")
+        for loop in (1.5, 2.0, 4.0)
+    ]
+    found = report.summary(Measured(pairs, []))
+    assert found["inner_ratio"] == {"median": 2.0, "min": 1.5, "max": 4.0}
+    assert report.summary(Measured([pair(1, 2)], []))["inner_ratio"] is None
+
+
 def test_stage_shares_far_from_the_official_code_void_a_ratio() -> None:
     shares = MODELS["pi05"].shares
     assert shares is not None

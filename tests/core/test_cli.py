@@ -243,6 +243,7 @@ def test_plugins_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
         assert record["version"] in table
 
 
+@pytest.mark.slow
 def test_plugins_with_every_plugin_broken(tmp_path: Path) -> None:
     make_distribution(
         tmp_path,

@@ -370,6 +370,7 @@ def test_root_of_a_case_is_the_nearest_folder_with_a_config(tmp_path: Path) -> N
     assert case_root(case, tmp_path) == case.parent
 
 
+@pytest.mark.slow
 def test_the_installed_command_runs(cache: Path) -> None:
     done = subprocess.run(
         [str(Path(sys.executable).with_name("phyai")), "run", "--plugin", PLUGIN, "--json"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,6 +75,21 @@ def test_needs_falls_back_to_capabilities() -> None:
     some = observation.needs({"cameras": ["front"], "optional_cameras": True}, manifest())
     assert some == "It takes --image front=FILE (cameras may be left out, not all)."
     assert observation.needs({}, manifest()) == ""
+
+
+def test_needs_speaks_of_what_lacks() -> None:
+    expected = {"cameras": ["front", "top"], "state_dim": 2, "prompt": True}
+    whole = Observation(images={"front": 0, "top": 0}, state=[0.0, 1.0], prompt="go")
+    for changes, text in (
+        ({}, ""),
+        ({"images": {"front": 0}}, "It takes --image front=FILE --image top=FILE."),
+        ({"images": {"composed": 0}}, ""),  # the plugin may know it
+        ({"state": [0.0]}, "It takes --state with 2 numbers."),
+        ({"state": [[0.0, 1.0]] * 3}, ""),
+        ({"prompt": " "}, 'It takes --prompt "...".'),
+    ):
+        given = dataclasses.replace(whole, **changes)
+        assert observation.needs(expected, manifest(), given) == text, changes
 
 
 def test_images_turn_to_rgb_and_upright(tmp_path: Path) -> None:

@@ -39,7 +39,10 @@ def test_local_external_inline() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"mode": "remote"}, r"\.mode must be one of auto, inline, local, external; got 'remote'"),
+        (
+            {"mode": "remote"},
+            r"\.mode must be one of auto, inline, local, ray, external; got 'remote'",
+        ),
         ({"replica_count": 0}, r"\.replica_count must be an int >= 1; got 0"),
         ({"replica_count": True}, r"\.replica_count must be an int"),
         ({"output_rank": -1}, r"\.output_rank must be"),
@@ -123,6 +126,12 @@ def test_resolve_mode(
         (None, ONE, {"WORLD_SIZE": "two"}, "WORLD_SIZE must be an integer >= 1"),
         (DeploymentConfig.inline(), FOUR, {}, "'inline' must have one rank; got a replica of 4"),
         (DeploymentConfig(output_rank=4), FOUR, {}, r"output_rank must be in \[0, 4\)"),
+        (
+            DeploymentConfig(output_rank=2),
+            ParallelConfig(cfg_size=2, tp_size=2),
+            {},
+            r"output_rank must be in \[0, 2\), the ranks with cfg rank 0; got 2",
+        ),
         (DeploymentConfig(devices=(0, 1)), ONE, {}, "devices must hold replica_count"),
         (DeploymentConfig(replica_count=2), ONE, {"WORLD_SIZE": "2"}, "Unset WORLD_SIZE"),
     ],

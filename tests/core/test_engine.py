@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import gc
 import threading
 import time
@@ -10,7 +9,6 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,6 @@ import pytest
 import torch
 
 from phyai import Engine, Observation
-from phyai import engine as engine_module
 from phyai.errors import (
     ActionRejected,
     EngineUnavailableError,
@@ -139,21 +136,6 @@ def test_an_engine_nobody_holds_is_closed(through: str) -> None:
     assert closed == ["adapter"]
     assert adapter() is None
     assert phyai_threads() == []
-
-
-def test_the_worker_ends_when_its_own_reference_was_the_last() -> None:
-    # close() has then run inside the worker and notified nobody: waiting would be for ever
-    answers = iter([SimpleNamespace(_closed=False), None])
-    ended: list[Any] = []
-    worker = threading.Thread(
-        target=lambda: ended.append(
-            engine_module._next(lambda: next(answers), threading.Condition(), collections.deque())  # type: ignore[arg-type]
-        ),
-        daemon=True,
-    )
-    worker.start()
-    worker.join(10)
-    assert ended == [None]
 
 
 def test_futures_outlive_the_last_name_of_their_engine() -> None:
@@ -365,7 +347,7 @@ def test_a_chunk_carries_the_time_of_each_stage_and_the_total_counts_nothing_twi
         results: list[Any] = []
         blocked = threading.Thread(target=lambda: results.append(engine.step(observation())))
         blocked.start()
-        threading.Event().wait(0.05)  # waits for the lock meanwhile
+        threading.Event().wait(0.3)  # waits for the lock meanwhile
         gate.open.set()
         blocked.join(30)
     timing = results[0].timing

@@ -146,6 +146,7 @@ def test_defaults() -> None:
     assert runtime.freeze_kernel_choices is True
     assert runtime.max_live_caches == 16
     assert (runtime.max_sessions, runtime.session_ttl_s) == (8, None)
+    assert runtime.batch_wait_ms == 0.0
     assert runtime.num_threads is runtime.seed is runtime.memory_budget_bytes is None
     assert BackendConfig() == BackendConfig("flashinfer", "flashinfer", None, None, None)
     assert KernelConfig() == KernelConfig(None, None, None, None, None)
@@ -161,6 +162,9 @@ def test_defaults() -> None:
         ("max_sessions", 0),
         ("session_ttl_s", 0.0),
         ("session_ttl_s", True),
+        ("batch_wait_ms", -1.0),
+        ("batch_wait_ms", None),
+        ("batch_wait_ms", float("inf")),
         ("memory_budget_bytes", 0),
         ("memory_budget_bytes", 1.5),
         ("num_threads", 0),

@@ -12,10 +12,13 @@ import pytest
 import torch
 
 from phyai import DeploymentConfig, Engine, EngineArgs, EngineConfig, Observation
+from phyai.deployment import WorkerSupervisorConfig
+from phyai.deployment.managed import check_placed, devices_of
 from phyai.engine_config import (
     DenseParallelConfig,
     DeviceConfig,
     ParallelConfig,
+    RuntimeConfig,
 )
 from phyai.errors import CapacityError, ConfigError, PluginNotFound
 from tests.core.toy_adapter import ToyAdapter, ToyArgs, config, open_engine, registry
@@ -113,26 +116,36 @@ def construct(deployment: DeploymentConfig | None = None, **device: Any) -> Engi
     return Engine(EngineArgs("toy", ToyArgs(), cfg), deployment=deployment)
 
 
-def test_more_replicas_say_that_the_pool_is_not_there_yet() -> None:
-    deployment = DeploymentConfig.local(devices=("cpu", "cpu"), replica_count=2)
-    with pytest.raises(ConfigError, match=r"replica_count must be 1.*no replica pool yet; got 2"):
+@pytest.mark.parametrize("deployment", [
+    DeploymentConfig.local(devices=("cpu", "cpu"), replica_count=2),
+    DeploymentConfig.local(),
+    DeploymentConfig(devices=("cpu",)),
+])  # fmt: skip
+def test_workers_need_an_installed_plugin(deployment: DeploymentConfig) -> None:
+    with pytest.raises(ConfigError, match=r"must be installed.*entry point.*'phyai\.plugins'"):
         construct(deployment, target="cpu")
 
 
-def test_more_ranks_say_so_too() -> None:
+def test_more_ranks_are_refused() -> None:
     Engine.register(ToyAdapter)
     cfg = config().replace(parallel=ParallelConfig(dense=DenseParallelConfig(tp_size=2)))
     with pytest.raises(ConfigError, match=r"parallel|tp"):
         Engine(EngineArgs("toy", ToyArgs(), cfg), deployment=DeploymentConfig.local())
 
 
-@pytest.mark.parametrize("devices", [None, ("cpu",)])
-def test_one_local_replica_runs_on_the_cpu(devices: Any) -> None:
-    deployment = DeploymentConfig.local(devices=devices, replica_count=1)
-    with construct(deployment, target="cpu") as engine:
-        assert engine.mode == "local"
-        assert replica(engine)["devices"] == ["cpu"]
-        assert engine.step(observation()).actions.shape == (3, 2)
+def test_devices_of_replicas_left_out_are_the_first_ones() -> None:
+    cpu = EngineConfig(device=DeviceConfig(target="cpu"))
+    assert devices_of(DeploymentConfig.local(replica_count=3), cpu) == (("cpu",),) * 3
+
+
+def test_a_batch_must_not_wait_longer_than_a_worker_may_be_silent() -> None:
+    patience = WorkerSupervisorConfig(request_timeout_s=2.0)
+    deployment = DeploymentConfig.local(("cpu",), process_config=patience)
+    waiting = EngineConfig(
+        device=DeviceConfig(target="cpu"), runtime=RuntimeConfig(batch_wait_ms=2000.0)
+    )
+    with pytest.raises(ConfigError, match=r"batch_wait_ms must be less .*\(2 s\).* got 2000"):
+        Engine(EngineArgs("toy", ToyArgs(), waiting), deployment=deployment)
 
 
 @pytest.mark.parametrize(
@@ -147,11 +160,9 @@ def test_devices_that_contradict_the_target_are_refused(devices: Any, target: st
 
 
 def test_a_device_of_the_deployment_picks_the_index() -> None:
-    from phyai.engine import _placed
-
-    cuda = EngineConfig(device=DeviceConfig(target="cuda"))
-    assert _placed(DeploymentConfig.local(devices=(2,)), cuda).device.target == "cuda:2"
-    assert _placed(DeploymentConfig(), cuda) is cuda
+    check_placed("cuda:2", "cuda")
+    with pytest.raises(ConfigError, match="must agree"):
+        check_placed("cuda:2", "cuda:1")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
@@ -189,10 +200,11 @@ def test_the_four_replica_script_builds_its_configuration() -> None:
     assert (deployment.replica_count, deployment.devices) == (4, (0, 1, 2, 3))
     assert args.config is not None
     assert args.config.device.params_dtype is torch.bfloat16
-    with pytest.raises(ConfigError, match="no replica pool yet; got 4"):
+    with pytest.raises(ConfigError, match="has no usable CUDA; got 'cuda:0'"):
         Engine(args, deployment=deployment)
 
 
+@pytest.mark.slow
 def test_the_same_script_runs_with_one_replica_on_the_cpu() -> None:
     from phyai.models import pi05
     from phyai.models.pi05 import scheduler_pi05, scheduler_ws1_pi05
@@ -219,7 +231,7 @@ def test_the_same_script_runs_with_one_replica_on_the_cpu() -> None:
     with Engine(args, deployment=deployment) as engine:
         futures = [engine.submit(request) for request in requests]
         results = [future.result().cpu() for future in futures]
-    assert all(type(future) is Future for future in futures)
+    assert all(isinstance(future, Future) for future in futures)
     assert [list(r.shape) for r in results] == [[1, 10, 8]] * 3
     assert not torch.equal(results[0], results[1])
     assert not [t for t in threading.enumerate() if t.name.startswith("phyai")]

@@ -91,7 +91,9 @@ def test_only_the_registry_and_discovery_read_phyai_variables() -> None:
     readers = set()
     for root in phyai.__path__:
         for file in Path(root).rglob("*.py"):
-            nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+            if "PHYAI_" not in (text := file.read_text(encoding="utf-8")):
+                continue
+            nodes = list(ast.walk(ast.parse(text)))
             reads = any(
                 (isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv"))
                 or (isinstance(node, ast.Name) and node.id in ("environ", "getenv"))
@@ -216,6 +218,12 @@ def test_from_env_without_a_config_is_silent(
     assert not caplog.records
     with pytest.raises(ConfigError, match="base must be an EngineConfig"):
         EngineConfig.from_env({})  # type: ignore[arg-type]
+
+
+def test_the_wait_for_others_of_a_batch() -> None:
+    assert override(EngineConfig(), BATCH_WAIT_MS="2.5").runtime.batch_wait_ms == 2.5
+    with pytest.raises(ConfigError, match="PHYAI_BATCH_WAIT_MS"):
+        override(EngineConfig(), BATCH_WAIT_MS="-1")
 
 
 def test_limits_of_sessions() -> None:

@@ -13,7 +13,7 @@ import torch
 from phyai import engine_core
 from phyai.adapter import NoConditioning
 from phyai.addresses import nbytes
-from phyai.errors import CapacityError, ConfigError, PluginContractError
+from phyai.errors import CapacityError, ConfigError
 from phyai.graph import GraphService
 from phyai.scheduler import Scheduler
 from phyai.solver import Direct
@@ -337,20 +337,6 @@ def test_a_grid_the_network_refuses_leaves_nothing_behind() -> None:
 # ---------------------------------------------------------------- what is not built yet
 
 
-def test_guidance_branches_are_refused_until_they_exist() -> None:
-    class Guided(ToyAdapter):
-        name = "toy-guided"
-
-        def _prepared(self, *args: Any) -> Prepared:
-            whole = super()._prepared(*args)
-            return replace(whole, key=replace(whole.key, branches=("cond", "uncond")))
-
-    with open_engine(Guided) as engine:
-        with pytest.raises(ConfigError, match=r"branches must be \('cond',\)"):
-            engine.step(request(1))
-        assert engine.core.services.memory.nbytes == 0
-
-
 def test_rollouts_are_refused_until_they_exist() -> None:
     class Ahead(ToyAdapter):
         name = "toy-ahead"
@@ -363,15 +349,6 @@ def test_rollouts_are_refused_until_they_exist() -> None:
             engine.step(request(2))
         assert places(engine) == []
         assert engine.core.services.memory.nbytes == 0
-
-
-def test_step_graphs_are_refused_until_they_exist() -> None:
-    class Steps(ToyAdapter):
-        name = "toy-steps"
-        graph_unit = "step"
-
-    with pytest.raises(PluginContractError, match="graph_unit of adapter 'toy-steps'"):
-        open_engine(Steps)
 
 
 # ---------------------------------------------------------------- recording

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from phyai.errors import CheckpointError, CheckpointNotFound
 from phyai.weights import (
+    FiniteSource,
     Region,
     TensorInfo,
     claim,
@@ -25,6 +26,34 @@ from phyai.weights import (
     update_tensors,
 )
 from tests.core.weights_model import Model, make_tensors, refuses, write
+
+# ---------------------------------------------------------------- values that are broken
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_finite_source_refuses_what_is_not(
+    tmp_path: Path, dtype: torch.dtype, value: float
+) -> None:
+    # The largest values add up to infinity, and are fine.
+    largest = torch.full((64,), torch.finfo(dtype).max, dtype=dtype)
+    broken = torch.ones(64, dtype=dtype)
+    broken[17] = value
+    tensors = {"largest": largest, "broken": broken, "ids": torch.arange(3), "none": torch.ones(0)}
+    file = save_safetensors(tensors, tmp_path / "model.safetensors")
+    source = FiniteSource(open_source(file))
+    for name in ("largest", "ids", "none"):
+        assert torch.equal(source.read(name), tensors[name])
+    with pytest.raises(CheckpointError, match=r"tensor 'broken' .* must be finite"):
+        source.read("broken")
+    assert torch.isfinite(source.read("broken", Region(0, 0, 17))).all()  # what a rank reads
+    scales = torch.full((64,), 2.0**127).to(torch.float8_e8m0fnu)  # whose sum is not finite
+    file = save_safetensors({**tensors, "scales": scales}, tmp_path / "scales.safetensors")
+    assert FiniteSource(open_source(file)).read("scales").dtype == torch.float8_e8m0fnu
+    trusting = FiniteSource(open_source(file), ["broken"])
+    assert trusting.read("broken").shape == (64,)
+    assert trusting.label == open_source(file).label
+
 
 # ---------------------------------------------------------------- files that are broken
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from phyai import plugins
 from phyai.testing.sandbox import Sandbox
 
@@ -70,6 +72,7 @@ def ask_worker(sandbox: Sandbox, plugin: str, version: str) -> Any:
     return sandbox.ask(f"if __name__ == '__main__':\n    exec({code!r})", isolated=False)
 
 
+@pytest.mark.slow
 def test_a_spawned_worker_picks_the_distribution_it_is_told(tmp_path: Path) -> None:
     sandbox = Sandbox(tmp_path / "site")
     install(sandbox, "1.0", "fall-slow", 1.0)

@@ -108,9 +108,9 @@ def groot_reply(world: World, endpoint: str) -> Any:
     if endpoint == "ping":
         return {"status": "ok", "message": "Server is running"}
     if endpoint == "get_modality_config":
+        both = dict.fromkeys(("__ModalityConfig__", "__ModalityConfig_class__"), True)
         return {
-            name: {"__ModalityConfig__": True, "as_json": record}
-            for name, record in clients_records(world).items()
+            name: {**both, "as_json": record} for name, record in clients_records(world).items()
         }
     assert endpoint in ("kill", "reset")
     return {}

@@ -141,7 +141,7 @@ async def world(
         await made.gateway.stop()
 
 
-def run(work: Callable[[], Awaitable[None]], limit_s: float = 20.0) -> None:
+def run(work: Callable[[], Awaitable[None]], limit_s: float = 60.0) -> None:
     """Run an async test, bounded in time."""
 
     async def bounded() -> None:
@@ -151,7 +151,7 @@ def run(work: Callable[[], Awaitable[None]], limit_s: float = 20.0) -> None:
     asyncio.run(bounded())
 
 
-async def until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], limit_s: float = 30.0) -> None:
     """Wait for a condition that other tasks bring about."""
     async with asyncio.timeout(limit_s):
         while not condition():

@@ -178,12 +178,39 @@ def test_a_stalled_server_does_not_hang_the_robot() -> None:
         assert np.array_equal(client.infer({}, timeout_s=20), ACTIONS)  # not the late one's
 
 
+def test_a_slow_network_is_not_taken_for_a_dead_server() -> None:
+    """The first bytes of a connection may come late: Wi-Fi, TLS over a long line, a busy host."""
+
+    async def slow_line(address: str) -> str:
+        async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await asyncio.sleep(0.6)
+            there = await asyncio.open_connection(*address.rsplit(":", 1))
+            await asyncio.gather(_pump(reader, there[1]), _pump(there[0], writer))
+
+        line = await asyncio.start_server(join, "127.0.0.1", 0)
+        return f"127.0.0.1:{line.sockets[0].getsockname()[1]}"
+
+    async def test(address: str) -> None:
+        async with AsyncClient(await slow_line(address)) as client:
+            assert np.array_equal(await client.infer({}, None, "go"), ACTIONS)
+
+    with answering(lambda request, context: reply(request)) as address:
+        asyncio.run(test(address))
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+    writer.close()
+
+
 def test_nobody_there() -> None:
     with Client("127.0.0.1:1") as client:
         assert not client.ready(timeout_s=5)
         with pytest.raises(ServerUnavailable) as caught:
             client.infer({}, timeout_s=5)
         assert not caught.value.started
+        assert "Is it running?" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -233,9 +233,23 @@ def test_the_loop_probes_by_itself_and_hurries_after_a_lost_connection() -> None
             stub.fault, stub.down = Fault("unavailable", "gone", started=True), True
             assert (await outcomes(w, 1)) == {"unavailable": 1}
             await until(lambda: w.member(stub).state == "ejected")
+            await until(lambda: (w.member(stub).last_error or "").startswith("probe: "))
             stub.fault, stub.down = None, False
             await until(lambda: w.member(stub).state == "ready")
+            assert w.member(stub).last_error is None  # a ready one doesn't look broken
             assert await w.ask() == 0.0
+
+    run(work)
+
+
+def test_one_late_probe_does_not_wipe_out_why_a_server_is_left_alone() -> None:
+    async def work() -> None:
+        async with world(2) as w:
+            bad, _ = w.stubs.values()
+            w.gateway.router.pools["pi05"].eject(w.member(bad), "too many failures")
+            for bad.down, said in ((True, "probe: "), (False, "ejected: too many failures")):
+                await w.probe(w.member(bad))
+                assert (w.member(bad).last_error or "").startswith(said)
 
     run(work)
 
@@ -251,6 +265,7 @@ def test_another_contract_behind_the_name_is_kept_out() -> None:
             row = w.member(other).snapshot()
             assert (row["state"], row["healthy"]) == ("connecting", False)
             assert "--allow-mixed" in row["last_error"]
+            assert "in state_dim." in row["last_error"]
             assert w.gateway.router.contract("pi05").state_dim == 8
 
     run(work)

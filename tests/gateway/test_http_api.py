@@ -58,12 +58,16 @@ def test_backends_are_registered_patched_and_deleted() -> None:
                 row
             )
             assert (row["healthy"], row["state"]) == (True, "ready")
+            contract = (await fetch(port, "GET", "/v1/models/pi05")).json
+            assert (contract["state_dim"], contract["fingerprint"]) == (8, row["contract"])
+            assert (await fetch(port, "GET", "/v1/models/nobody")).status == 404
             answer = await fetch(port, "PATCH", path, {"state": "draining", "weight": 2})
             assert (answer.json["state"], answer.json["weight"]) == ("draining", 2.0)
             assert (await fetch(port, "PATCH", path, {"state": "ready"})).json["healthy"]
             assert (await fetch(port, "DELETE", path)).status == 202
             await until(lambda: w.gateway.members() == [])
             assert (await fetch(port, "GET", "/v1/backends")).json["backends"] == []
+            assert w.gateway.router.models() == ()  # so that the one that is left needs no naming
 
     run(work)
 
@@ -232,8 +236,8 @@ def test_events_follow_the_state_and_end_with_the_gateway() -> None:
             second = await _status(reader)
             assert [row["state"] for row in second["backends"]] == ["draining"]
             assert second["models"][0]["requests"] == 1
-            await asyncio.wait_for(w.gateway.drain(), 8)
-            rest = await asyncio.wait_for(reader.read(), 5)
+            assert await w.gateway.drain()  # not cut at the end of its grace
+            rest = await asyncio.wait_for(reader.read(), 15)
             assert b'"draining": true' in rest
             writer.close()
 
@@ -278,8 +282,8 @@ def test_a_slow_loris_is_dropped_and_others_are_served() -> None:
 
             dripping = asyncio.create_task(drip())
             assert (await fetch(port, "GET", "/health")).status == 200
-            assert await asyncio.wait_for(_until_closed(silent), 5) == b""
-            assert await asyncio.wait_for(_until_closed(slow), 5) == b""
+            assert await asyncio.wait_for(_until_closed(silent), 15) == b""
+            assert await asyncio.wait_for(_until_closed(slow), 15) == b""
             dripping.cancel()
 
     run(work)
@@ -292,7 +296,7 @@ def test_a_second_request_may_not_drip_either() -> None:
             writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
             await reader.readuntil(b"ok")
             writer.write(b"GET /hea")
-            assert b"HTTP" not in await asyncio.wait_for(_until_closed(reader), 5)
+            assert b"HTTP" not in await asyncio.wait_for(_until_closed(reader), 15)
 
     run(work)
 
@@ -306,7 +310,7 @@ def test_a_slow_body_is_refused() -> None:
                 "Content-Type: application/msgpack\r\nContent-Length: 1000\r\n\r\n"
             )
             writer.write(head.encode() + b"\x80")
-            answer = await asyncio.wait_for(reader.readuntil(b"}}"), 5)
+            answer = await asyncio.wait_for(reader.readuntil(b"}}"), 15)
             assert b"504" in answer.split(b"\r\n", 1)[0]
             writer.close()
 
@@ -325,15 +329,26 @@ def test_connections_are_capped_and_headers_bounded() -> None:
         async with world(1) as w, served(w, limits=Limits(max_connections=5)) as port:
             held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
             extra, _ = await asyncio.open_connection("127.0.0.1", port)
-            assert await asyncio.wait_for(_until_closed(extra), 5) == b""
+            assert await asyncio.wait_for(_until_closed(extra), 15) == b""
             held[0][1].close()
             await until(lambda: w.gateway.metrics.session_counts()["http"] < 5)
             assert (await fetch(port, "GET", "/health")).status == 200
             reader, writer = held[1]
             writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 40_000)
-            assert b"400" in await asyncio.wait_for(_until_closed(reader), 5)
+            assert b"400" in await asyncio.wait_for(_until_closed(reader), 15)
 
     run(work)
+
+
+async def _refused(port: int) -> None:
+    """Ask until nobody listens any more."""
+    while True:
+        try:
+            await fetch(port, "GET", "/health")
+        except ConnectionRefusedError:
+            return
+        except OSError:  # it closed in the middle of this one
+            continue
 
 
 def test_what_was_accepted_is_answered_while_draining() -> None:
@@ -347,9 +362,7 @@ def test_what_was_accepted_is_answered_while_draining() -> None:
             task = asyncio.create_task(fetch(port, "POST", "/v2/models/pi05/infer", body))
             await until(lambda: stub.running == 1)
             drain = asyncio.create_task(w.gateway.drain())
-            await asyncio.sleep(0.3)
-            with pytest.raises(OSError, match="refused"):
-                await fetch(port, "GET", "/health")
+            await _refused(port)
             assert not drain.done()
             stub.release.set()
             answer = await task

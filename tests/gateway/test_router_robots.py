@@ -156,7 +156,7 @@ def test_a_queued_observation_is_replaced_but_other_robots_are_not() -> None:
 @pytest.mark.parametrize("slots", [1, 2])
 def test_an_old_observation_is_dropped_before_it_reaches_a_backend(slots: int) -> None:
     async def work() -> None:
-        async with world(1, slots=slots, route=RouteSettings(max_observation_age_s=0.1)) as w:
+        async with world(1, slots=slots, route=RouteSettings(max_observation_age_s=0.5)) as w:
             (stub,) = w.stubs.values()
             stub.release.clear()
             # Two slots: the robot's own older request runs. One slot: somebody else's does.

@@ -23,7 +23,7 @@ from phyai_gateway.client import (
 )
 from phyai_gateway.server import config as server_config
 from phyai_gateway.server import listening
-from phyai_gateway.server.config import ObservationOptions, ServerOptions, TensorOptions
+from phyai_gateway.server.config import ObservationOptions, ServerOptions, TensorOptions, TlsOptions
 from phyai_gateway.server.policy import Policy
 from tests.gateway.serving import (
     HORIZON,
@@ -59,6 +59,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "adapter arg": ({"adapter": {"args": {"engine_args": 1}}}, r"adapter\.args\.engine_args"),
     "names": ({"adapter": {"args": {"image_names": ["a", "a"]}}}, r"image_names"),
     "plugin arg": ({"plugin_args": {"size": 1}}, r"plugin_args\.size"),
+    "gateway": ({"server": {"register_with": ["h"]}}, r"^server\.register_with: .*HOST:PORT.*'h'"),
     "top": ({"serve": {}}, r"serve must be a known key"),
 }
 
@@ -151,6 +152,18 @@ def test_addresses_that_strangers_reach_need_a_guard(
         assert listening.risks(allowed, listening.wanted_listeners(allowed))
     with pytest.raises(ConfigError, match="http_host"):
         listening.http_address(ServerOptions("m", http_host="0.0.0.0"))
+    encrypted = ServerOptions("m", http_host="0.0.0.0", tls=TlsOptions("c.pem", "k.pem"))
+    assert listening.http_address(encrypted) is not None  # as for the ports beside it
+
+
+def test_two_listeners_on_one_port_are_refused_before_the_weights_are_loaded() -> None:
+    for options, key in (
+        ({"port": 5000, "http_port": 5000}, "server.port .* server.http_port"),
+        ({"listen": {"openpi": "127.0.0.1:50063"}}, "server.listen.openpi .* server.port"),
+    ):
+        with pytest.raises(ConfigError, match=key):
+            listening.wanted_listeners(ServerOptions("m", **options))
+    assert len(listening.wanted_listeners(ServerOptions("m", port=0, http_port=0))) == 1
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")

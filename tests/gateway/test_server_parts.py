@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import math
 import threading
 import time
 from concurrent.futures import Future
@@ -83,7 +84,11 @@ def test_sessions_go_on_and_say_when_they_are_lost(tmp_path: Path) -> None:
         "adds up moves",
         "tests.core.session_adapter:Odometer",
         "tests.core.session_adapter:OdometerArgs",
-        capabilities={"sessions": True, "options": ["session_id", "seq"]},
+        capabilities={
+            "sessions": True,
+            "options": ["session_id", "seq"],
+            "own_options": ["wheel"],
+        },
     )
     Engine.register(Odometer, manifest)
 
@@ -98,6 +103,7 @@ def test_sessions_go_on_and_say_when_they_are_lost(tmp_path: Path) -> None:
                 return float((await client.infer({}, [1.0, 10.0], options=options))[0, 0])
 
             assert (await client.contract()).stateful
+            assert (await client.contract()).options == ("session_id", "seq", "wheel")
             assert not (await client.contract()).idempotent
             assert [await move(0), await move(1), await move(1)] == [1.0, 2.0, 2.0]
             with pytest.raises(InvalidRequest, match="seq"):
@@ -271,6 +277,23 @@ def test_raw_pictures_of_wrong_form(shape: Any, layout: Any, text: str) -> None:
     with pytest.raises(Fault, match=text) as caught:
         decode_image(ImageData("front", bytes(48), shape, layout=layout), 1000)
     assert caught.value.status == "invalid_argument"
+
+
+def test_several_frames_of_a_camera_are_no_batch() -> None:
+    """[T, H, W, 3] is one observation of a model that looks at frames, [B, T, ...] are B."""
+    contract = ModelContract("m", needs_prompt=False, max_rows=4, extra={"frames": [-15, 0]})
+    builder = ObservationBuilder(contract, {}, 1000)
+    for shape, rows in (((2, 4, 5, 3), None), ((1, 2, 4, 5, 3), 1), ((3, 2, 4, 5, 3), 3)):
+        data = bytes(index % 251 for index in range(math.prod(shape)))
+        image = ImageData("front", data, shape)
+        built = builder.build(InferRequest("r", "m", images=(image,)))
+        assert (built.batched, len(built.observations)) == (rows is not None, rows or 1)
+        wanted = np.frombuffer(data, np.uint8).reshape(-1, 2, 4, 5, 3)
+        for index, row in enumerate(built.observations):
+            assert np.array_equal(row.images["front"], wanted[index])
+    one = ObservationBuilder(ModelContract("m", needs_prompt=False, max_rows=4), {}, 1000)
+    image = ImageData("front", bytes(120), (2, 4, 5, 3))
+    assert len(one.build(InferRequest("r", "m", images=(image,))).observations) == 2
 
 
 def test_files_share_a_budget_of_pixels() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import shutil
 import struct
@@ -15,7 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from phyai_gateway.http_api import MAX_STREAMS, HttpApi
 from phyai_gateway.messages import Fault
+from phyai_gateway.tokens import TokenStore
 from tests.gateway.http_client import fetch, served
 from tests.gateway.stub_world import StubBackend, World, run, world
 
@@ -94,6 +97,64 @@ def test_hostile_names_travel_as_data() -> None:
     run(work)
 
 
+class _First(HTMLParser):
+    """Finds the figures that the server put into the page, and every tag."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.figures = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if dict(attrs).get("name") == "first-figures":
+            self.figures = dict(attrs)["content"] or ""
+
+
+def test_the_page_brings_its_first_figures_and_hostile_names_stay_inside() -> None:
+    async def work() -> None:
+        async with world() as w, served(w) as port:
+            empty = _First((await fetch(port, "GET", "/")).body.decode())
+            assert json.loads(empty.figures)["backends"] == []
+            for name in (*HOSTILE, "\u2028 &lt;b&gt; &quot; ' \\\" \n \0"):
+                await w.add(model=name)
+            answer = await fetch(port, "GET", "/")
+            page = answer.body.decode()
+            found = _First(page)
+            assert found.tags == empty.tags
+            assert page.count("<") == (PAGE / "index.html").read_text().count("<")
+            shown = json.loads(found.figures)["backends"]
+            listed = (await fetch(port, "GET", "/v1/backends")).json["backends"]
+            assert [row["model_name"] for row in shown] == [row["model_name"] for row in listed]
+            assert len(shown) == len(HOSTILE) + 1
+            assert answer.headers["cache-control"] == "no-store"
+
+    run(work)
+
+
+def test_the_page_tells_nothing_to_who_may_not_ask() -> None:
+    tokens = TokenStore.of({"boss": ("boss-token-0123456789", ("admin",))})
+    boss = {"Authorization": "Bearer boss-token-0123456789"}
+
+    async def work() -> None:
+        async with world() as w, served(w) as port, served(w, tokens=tokens) as guarded:
+            await w.add(model="secret-model")
+            for where, headers in (
+                (guarded, {}),
+                (guarded, boss),  # a browser's address line sends none: one way for all
+                (port, {"Host": f"evil.example:{port}"}),
+                (port, {"Origin": "http://evil.example"}),
+            ):
+                answer = await fetch(where, "GET", "/", headers=headers)
+                assert answer.status == 200
+                assert b"secret-model" not in answer.body
+                assert _First(answer.body.decode()).figures == ""
+            assert b"secret-model" in (await fetch(port, "GET", "/")).body
+
+    run(work)
+
+
 async def _lively(w: World) -> None:
     """Backends in every state, with names that try to be markup."""
     for number in range(3):
@@ -163,6 +224,28 @@ def test_a_browser_shows_every_state_and_runs_nothing_hostile(tmp_path: Path) ->
             width, height, colours = _measure(shot)
             assert (width, height) == (1400, 900)
             assert colours > 50
+
+    run(work, 280)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
+def test_a_picture_at_the_load_event_has_the_figures(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with world() as w, served(w) as port:
+            await _lively(w)
+            await w.add(model="the-last-model")
+            # No virtual time, and no stream of events: only what the page itself brought.
+            api = next(one for one in w.gateway.listeners if isinstance(one, HttpApi))
+            api._streams = MAX_STREAMS
+            dom = (await _browse(port, tmp_path, "--dump-dom")).decode()
+            assert '<td class="name">the-last-model</td>' in dom
+            assert "document.title='pwned'" in dom
+            assert "<title>PhyAI gateway</title>" in dom
+            assert "<img" not in dom
+            shot = tmp_path / "status.png"
+            await _browse(port, tmp_path, f"--screenshot={shot}")
+            assert _measure(shot)[2] > 50
 
     run(work, 280)
 

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
-from torch import Tensor
 
-from phyai import DeviceConfig, Engine, EngineArgs, EngineConfig, RuntimeConfig, engine_core
-from phyai.addresses import tensors_of
-from phyai.engine_config import KernelConfig
-from phyai.graph import GraphService
-from phyai.kernels import KernelTable
+from phyai import Engine, EngineArgs, EngineConfig
 from phyai.models.gr00t.main_gr00t import GrootArgs, GrootRequest
-from phyai.testing.capture import RecordingCapturer
-from phyai.testing.parity import reference_policy
 from tests.conftest import GOLDEN
+from tests.cpu_engines import cpu_config, recording_engine, reference_config
 from tests.groot.full_reference import RowInputs
 
 ROOT = GOLDEN / "groot"
@@ -32,13 +25,6 @@ def groot_args(**changes: Any) -> GrootArgs:
     return GrootArgs(**{"checkpoint_dir": str(ROOT), "max_batch_size": 4, **changes})
 
 
-def cpu_config(**runtime: Any) -> EngineConfig:
-    return EngineConfig(
-        device=DeviceConfig(target="cpu", params_dtype=torch.float32),
-        runtime=RuntimeConfig(**runtime),
-    )
-
-
 @contextmanager
 def engine_of(settings: EngineConfig | None = None, /, **changes: Any) -> Iterator[Engine]:
     """Open an engine over the golden checkpoint; float32 on the CPU by default."""
@@ -48,30 +34,8 @@ def engine_of(settings: EngineConfig | None = None, /, **changes: Any) -> Iterat
 
 @contextmanager
 def recorded_engine(**changes: Any) -> Iterator[Engine]:
-    """Open an engine that replays recorded graphs.
-
-    Regions may use their cache's buffers and the model's tensors, and nothing else. Kernels are the
-    reference's: a tape cannot follow kernels of our own.
-    """
-    capturer = RecordingCapturer(num_warmup_iters=1)
-
-    def service(backend: Any, device: torch.device, **options: Any) -> GraphService:
-        return GraphService("cuda", device, 64, capturer=capturer)
-
-    config = EngineConfig(
-        device=DeviceConfig(target="cpu", params_dtype=torch.float32),
-        kernel=KernelConfig(policy_config=reference_policy(KernelTable())),
-    )
-    with mock.patch.object(engine_core, "GraphService", service):
-        engine = Engine(EngineArgs(PLUGIN, groot_args(**changes), config))
-
-    def static() -> Iterable[Tensor]:
-        runner = engine.core.runner
-        yield from engine.core.services.memory.buffers().values()
-        yield from tensors_of(runner.model_objects(runner.network)).values()
-
-    capturer.static = static
-    with engine:
+    """Open an engine over the golden checkpoint that replays recorded graphs."""
+    with recording_engine(PLUGIN, groot_args(**changes), reference_config()) as engine:
         yield engine
 
 

@@ -2,40 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any
-
 import pytest
-import torch
-from torch import nn
 
 from phyai.cost import Workload, total_flops
 from phyai.errors import ConfigError
-from phyai.layers import Linear
 from phyai.models.gr00t.main_gr00t import GrootArgs, cost
 from tests.groot.groot_engines import engine_of, groot_args
+from tests.linear_flops import linear_flops
 
 
 def test_linear_layers_do_the_counted_work() -> None:
     """Each stage's operations are those of its linear layers plus attention, which is less."""
     model = cost(groot_args())
     workload = Workload(rows=2, cameras=1, tokens=9, steps=2)
-    done: Counter[str] = Counter()
-
-    def hook(module: nn.Module, args: tuple[Any, ...], out: torch.Tensor) -> None:
-        rows = args[0].numel() // args[0].shape[-1]
-        done[names[id(module)]] += 2 * rows * module.weight.numel()  # type: ignore[operator,union-attr]
-
-    with engine_of() as engine:
-        adapter: Any = engine.adapter
-        names = {
-            id(module): name.split(".")[1]
-            for name, module in adapter.modules.named_modules()
-            if isinstance(module, Linear)
-        }
-        for module in adapter.modules.modules():
-            if isinstance(module, Linear):
-                module.register_forward_hook(hook)
+    with engine_of() as engine, linear_flops(engine) as done:
         assert engine.step(model.request(workload)).shape[0] == 2
     stages = {stage.stage: stage.flops for stage in model.stages(workload)}
     # The rest is attention and, in the loop, the weights of the embodiments.

@@ -126,6 +126,7 @@ def examples(row, dtype):
 KERNELS = "from phyai.kernels.triton.modulation import gated_residual as new\n"
 
 
+@pytest.mark.slow
 def test_the_rows_of_a_package_are_compiled_too(tmp_path: Path) -> None:
     """Those with examples, chosen from a table that holds them."""
     (tmp_path / "new_package.py").write_text(PACKAGE)

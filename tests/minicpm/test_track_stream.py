@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from phyai import Engine
 from tests.minicpm.track_engines import Stream, engine_of, write_tiny
@@ -20,6 +21,7 @@ def _bytes(engine: Engine) -> tuple[int, int]:
     return engine.core.services.memory.nbytes, engine.core.sessions.stats()["bytes"]
 
 
+@pytest.mark.slow
 def test_500_frames_cost_the_same_and_equal_their_windows(tmp_path: Path) -> None:
     stream = Stream(FRAMES)
     with engine_of(write_tiny(tmp_path), max_batch_size=ROWS) as engine:

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from phyai import DeviceConfig, Engine, EngineArgs, EngineConfig, RuntimeConfig
+from phyai import Engine, EngineArgs, EngineConfig
 from phyai.models.minicpm_robot_track import MiniCPMRobotTrackArgs, MiniCPMRobotTrackRequest
 from phyai.models.minicpm_robot_track.presets.tiny_checkpoint import (
     CONFIG,
@@ -25,17 +25,11 @@ from phyai.models.minicpm_robot_track.presets.tiny_checkpoint import (
 )
 from phyai.models.minicpm_robot_track.vision import write_tiny_towers
 from phyai.types import Observation
+from tests.cpu_engines import cpu_config
 from tests.minicpm.track_reference import TrackReference
 
 PLUGIN = "minicpm_robot_track"
 PROMPT = "Follow the man in the red hat"
-
-
-def cpu_config(**runtime: Any) -> EngineConfig:
-    return EngineConfig(
-        device=DeviceConfig(target="cpu", params_dtype=torch.float32),
-        runtime=RuntimeConfig(**runtime),
-    )
 
 
 @contextmanager

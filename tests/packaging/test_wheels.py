@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 CORE, MODEL = ROOT / "phyai-core", ROOT / "phyai-models-pi"
 GROOT, MINICPM = ROOT / "phyai-models-groot", ROOT / "phyai-models-minicpm"
+COSMOS = ROOT / "phyai-models-cosmos"
 GATEWAY = ROOT / "phyai-gateway"
 REPORT = """
 import importlib.metadata as m, json
@@ -93,9 +94,12 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Build every wheel once."""
     folder = tmp_path_factory.mktemp("wheels")
     options = ("--no-build-isolation", "--no-deps", "--no-index", "--quiet", "-w", folder)
-    run(sys.executable, "-m", "pip", "wheel", *options, CORE, MODEL, GROOT, MINICPM, GATEWAY)
+    run(
+        sys.executable, "-m", "pip", "wheel", *options, CORE, MODEL, GROOT, MINICPM, COSMOS, GATEWAY
+    )
     found = {path.name.split("-")[0]: path for path in folder.glob("*.whl")}
-    models = ["phyai_models_groot", "phyai_models_minicpm", "phyai_models_pi"]
+    names = ("cosmos", "groot", "minicpm", "pi")
+    models = [f"phyai_models_{name}" for name in names]
     assert sorted(found) == ["phyai_core", "phyai_gateway", *models]
     return found
 
@@ -160,7 +164,8 @@ def test_the_gateway_runs_without_core(
     kinds, same_version, has_core = json.loads(
         run(environment.python, "-I", "-c", GATEWAY_REPORT, cwd=tmp_path)
     )
-    assert kinds == ["gr00t", "kserve", "lerobot", "native", "openpi", "rlinf"]
+    own = ["gr00t", "kserve", "kserve-grpc", "lerobot", "native", "openpi", "rlinf", "robot"]
+    assert kinds == own
     assert (same_version, has_core) == (True, False)
     command = environment.python.parent / "phyai-gateway"
     assert "native" in run(command, "--protocols", cwd=tmp_path)
@@ -171,6 +176,7 @@ def test_the_gateway_runs_without_core(
     [
         ("phyai_models_pi", ("pi", "pi0", "pi05")),
         ("phyai_models_groot", ("gr00t",)),
+        ("phyai_models_cosmos", ("cosmos3",)),
         ("phyai_models_minicpm", ("minicpm", "minicpm_robot", "minicpm_robot_track")),
     ],
 )
@@ -214,8 +220,9 @@ def test_core_works_after_the_models_are_uninstalled(
 ) -> None:
     environment.install(*wheels.values())
     found = environment.report(tmp_path)
-    assert found["plugins"] == ["gr00t_n17", "minicpm_robot", "minicpm_robot_track", "pi0", "pi05"]
-    for name in ("phyai-models-groot", "phyai-models-minicpm"):
+    others = ["cosmos3", "cosmos3_policy", "gr00t_n17", "minicpm_robot", "minicpm_robot_track"]
+    assert found["plugins"] == [*others, "pi0", "pi05"]
+    for name in ("phyai-models-cosmos", "phyai-models-groot", "phyai-models-minicpm"):
         environment.pip("uninstall", "--yes", "--quiet", name)
     found = environment.report(tmp_path)
     assert found["loaded"] == ["phyai.models.pi0.plugin", "phyai.models.pi05.plugin"]

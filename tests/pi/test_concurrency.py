@@ -58,6 +58,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 # ---------------------------------------------------------------- streams
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STREAMS)
 def test_a_stream_of_mixed_requests_succeeds(streams: Any, name: tuple[str, int]) -> None:
     stream = streams[name]
@@ -67,6 +68,7 @@ def test_a_stream_of_mixed_requests_succeeds(streams: Any, name: tuple[str, int]
     assert stream["live_caches"] == 16  # more keys than live caches: some had to leave
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STREAMS)
 def test_memory_after_request_200_is_that_after_request_50(
     streams: Any, name: tuple[str, int]
@@ -75,6 +77,7 @@ def test_memory_after_request_200_is_that_after_request_50(
     assert resident["200"] - resident["50"] <= 16 * 2**20
 
 
+@pytest.mark.slow
 def test_every_result_is_that_of_the_request_alone(streams: Any, engine: Engine) -> None:
     model = engine.args.plugin
     alone = {number: digest(engine.step(mixed(engine, number))) for number in range(DISTINCT)[::-1]}

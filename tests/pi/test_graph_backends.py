@@ -259,7 +259,7 @@ import torch
 
 torch.set_num_threads(1)
 logging.basicConfig(level=logging.WARNING, format="%(name)s|%(message)s", stream=sys.stdout)
-from tests.pi.recorded_engines import reference_config  # inductor cannot lower packed weights
+from tests.cpu_engines import reference_config  # inductor cannot lower packed weights
 from tests.pi.tiny_requests import engine_of, random_request
 
 request = random_request("pi05", [[True], [True]], [5, 3], num_steps=1)

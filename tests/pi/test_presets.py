@@ -276,6 +276,7 @@ for model in MODELS:
 """
 
 
+@pytest.mark.slow
 def test_another_process_gives_identical_chunks(cache_dir: Path, tmp_path: Path) -> None:
     """It builds checkpoints of its own."""
     out = subprocess.run(

@@ -13,7 +13,8 @@ from torch import nn
 
 from phyai import Engine
 from phyai.types import RTCOptions
-from tests.pi.recorded_engines import recorded_engine, reference_config
+from tests.cpu_engines import reference_config
+from tests.pi.recorded_engines import recorded_engine
 from tests.pi.test_graph_backends import ATOL, REQUESTS, pick, stats_of
 from tests.pi.tiny_requests import MODELS, engine_of, pi_config, random_request
 

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phyai import DeviceConfig, Engine, EngineArgs, EngineConfig, RuntimeConfig
+from phyai import Engine, EngineArgs, EngineConfig
 from phyai.models.pi.adapter import PiArgs, PiRequest
 from phyai.models.pi.config import PiConfig
 from phyai.models.pi0.main_pi0 import PI0Args, PI0Request
 from phyai.models.pi05.main_pi05 import PI05Args, PI05Request
+from tests.cpu_engines import cpu_config
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 MODELS = ("pi0", "pi05")
@@ -39,12 +40,6 @@ def pi_config(model: str, *, layers: int | None = None, **changes: Any) -> PiCon
             expert=replace(config.expert, num_hidden_layers=layers),
         )
     return replace(config, **changes)
-
-
-def cpu_config(dtype: torch.dtype = torch.float32, **runtime: Any) -> EngineConfig:
-    return EngineConfig(
-        device=DeviceConfig(target="cpu", params_dtype=dtype), runtime=RuntimeConfig(**runtime)
-    )
 
 
 @contextmanager
