@@ -23,16 +23,16 @@ $(STAMP): pyproject.toml $(wildcard phyai-*/pyproject.toml) constraints.txt requ
 	@echo "Setting up $(VENV); the first time downloads PyTorch and takes some minutes." >&2
 	$(BIN)/pip install -c constraints.txt hatchling editables
 	$(BIN)/pip install --no-build-isolation -c constraints.txt -r requirements-dev.txt \
-	  -e './phyai-core[plots]' -e './phyai-models-pi[sentencepiece]' -e ./phyai-models-groot -e ./phyai-models-minicpm \
-	  -e ./phyai-gateway
+	  -e './phyai-core[plots,ray]' -e './phyai-models-pi[sentencepiece]' -e ./phyai-models-groot -e ./phyai-models-minicpm \
+	  -e './phyai-models-cosmos[video]' -e ./phyai-gateway
 	@touch $@
 
 demo: $(STAMP)  ## run pi0.5 on its small built-in preset and plot the actions
 	@mkdir -p out
 	$(BIN)/phyai run --plugin pi05 --plot out/demo.png $(ARGS)
 
-test: $(STAMP)  ## default tests, 2 processes
-	$(PYTEST) -n 2 $(ARGS)
+test: $(STAMP)  ## default tests, 2 processes; layering is in make check
+	$(PYTEST) -n 2 --ignore=tests/test_layering.py $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, layering, GPU kernels compiled ahead of time
 	$(BIN)/ruff format --check .
@@ -44,8 +44,10 @@ check: $(STAMP)  ## format, lint, types, layering, GPU kernels compiled ahead of
 slow: $(STAMP)  ## slow tests: packaging, faults, several ranks
 	$(PYTEST) -n 2 -m slow $(ARGS)
 
-soak: $(STAMP)  ## full-size run with random weights; needs memory and minutes, never part of CI
+soak: $(STAMP)  ## full-size run with random weights, gateway under load; memory and minutes, never part of CI
 	$(BIN)/phyai run --plugin pi05 --preset full-random $(ARGS)
+	$(RUN) $(BIN)/python -m benchmarks.load --seconds 60
+	$(RUN) $(BIN)/python -m benchmarks.load --seconds 30 --overload
 
 clean:  ## remove caches and outputs (.venv stays; remove it by hand)
 	rm -rf out build dist phyai-*/dist phyai-*/build .pytest_cache .mypy_cache .ruff_cache

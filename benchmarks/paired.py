@@ -4,16 +4,19 @@
     python benchmarks/paired.py --peer hf --cameras 2 --tokens 20 --save out/hf.json
     python benchmarks/paired.py --model gr00t_n17 --cameras 1
     python benchmarks/paired.py --model minicpm_robot --cameras 3
+    python benchmarks/paired.py --model cosmos3_policy --layers 4 --dtype fp32
 
-Models. pi05, pi0, gr00t_n17 and minicpm_robot, at the released sizes with random weights.
+Models. pi05, pi0, gr00t_n17, minicpm_robot, cosmos3_policy and cosmos3, at the released sizes with
+random weights.
 
 Sides. Ours is the Engine; ``--ours 'precision=bf16_lerobot'`` gives it settings. A peer is one of
 the model's (pi05: hf, hf-compiled, hf-bf16-vision, openvino, lerobot; pi0: the hf ones; gr00t_n17:
-hf, hf-kv-cache; minicpm_robot: hf, hf-sdpa), or phyai (ours once more, plain, against ``--ours``
-with settings), or ``command:...``. Same work: both compute ``--cameras`` and ``--tokens`` and
-nothing else. As deployed: ``--peer-cameras 3 --peer-tokens 200`` lets the peer pad as it is
-shipped; the valid inputs, and so the actions, stay the same. gr00t_n17 and minicpm_robot pad
-nothing at batch 1. Their tokens are those outside the images, of 256 x 256 and 448 x 448 pixels.
+hf, hf-kv-cache; minicpm_robot: hf, hf-sdpa; cosmos3 and its policy: diffusers), or phyai (ours once
+more, plain, against ``--ours`` with settings), or ``command:...``. Same work: both compute
+``--cameras`` and ``--tokens`` and nothing else. As deployed: ``--peer-cameras 3 --peer-tokens 200``
+lets the peer pad as it is shipped; the valid inputs, and so the actions, stay the same. gr00t_n17
+and minicpm_robot pad nothing at batch 1. Their tokens are those outside the images, of 256 x 256
+and 448 x 448 pixels.
 
 Protocol. A worker reads one JSON object a line from standard input and answers each with one on
 standard output: ``"ok": true`` and the fields below, or ``"ok": false``, ``error``, and where
@@ -25,7 +28,8 @@ and its answer, and ends with its input. Numbers are finite; seconds of a run ar
     load      the same fields, and rope_frequencies (official | float32; float32 when left out)
               -> anything worth reporting
               checkpoint: folder with model.safetensors, config.json, and arch.json (pi0, pi05) or
-              qwen3_vl_config.json (gr00t_n17), or no other (minicpm_robot): the released layout
+              qwen3_vl_config.json (gr00t_n17), or no other (minicpm_robot): the released layout;
+              that of Cosmos3 has folders: transformer, vae, scheduler
               cameras, tokens: what the side is to compute, padding included
     inputs    path, steps -> prefix_positions; compile_s when it had to compile for them
               a safetensors file: noise [B, T, A] f32, and
@@ -37,6 +41,7 @@ and its answer, and ends with its input. Numbers are finite; seconds of a run ar
               input_ids [B, S] i64, state [B, D] f32, embodiment_id [B] i64; a golden
               case may have vl_embs [B, S, F] f32 for the first three, or no noise, and the
               result is what the head would read
+              cosmos3, cosmos3_policy: fields as in benchmarks/peers/cosmos/batch.py
     run       -> seconds, stages {name: seconds} (may be empty)
     result    path -> peak_rss_bytes, first_call_s; writes actions [B, T, A] f32 of the last run
     quit      ->

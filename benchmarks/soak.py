@@ -32,6 +32,12 @@ MODELS = {
     "minicpm-same-3cam": ("--model", "minicpm_robot", "--cameras", "3", *VIEWS),
     "minicpm-same-2cam": ("--model", "minicpm_robot", "--cameras", "2", *VIEWS),
 }
+COSMOS = {
+    "cosmos-policy": ("--model", "cosmos3_policy"),
+    "cosmos-policy-remembered": ("--model", "cosmos3_policy", "--ours", "remember=true"),
+    "cosmos-video": ("--model", "cosmos3"),
+}
+MIDDLE = ("--dtype", "fp32", "--layers", "4")
 HALF = ("--dtype", "fp32", "--depth-fraction", "0.5")
 REFUSED = 3  # exit code of paired.py
 INT8 = "benchmarks/policies/int8.yaml"
@@ -94,6 +100,7 @@ def measurements() -> list[Measurement]:
     found.append(
         Measurement("minicpm-sdpa-3cam", ("--peer", "hf-sdpa", *MODELS["minicpm-same-3cam"]))
     )
+    found += [Measurement(f"{name}-fp32", (*options, *MIDDLE)) for name, options in COSMOS.items()]
     sweep = ("bench", "--plugin", "pi05", "--preset", "full-random", *SHORT, "--batch", "1,2,4,8",
              "--repeat", "5", "--set", "config.runtime.num_threads=2")  # fmt: skip
     found.append(Measurement("curve", sweep, paired=False))

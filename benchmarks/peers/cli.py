@@ -42,12 +42,19 @@ def parser(description: str) -> argparse.ArgumentParser:
     )
     add("--model", choices=sorted(MODELS), default="pi05", help="plugin of our side")
     add("--ours", default="", metavar="OPTIONS", help="settings of our side, or command:...")
-    add("--peer", default="hf", help=f"{', '.join(ENVIRONMENTS)}, phyai or {COMMAND}...")
-    add("--cameras", type=int, help="valid cameras; default: 2, minicpm_robot 3")
+    add(
+        "--peer",
+        help=f"{', '.join(ENVIRONMENTS)}, phyai or {COMMAND}...; default: the model's first",
+    )
+    add(
+        "--cameras",
+        type=int,
+        help="valid cameras, cosmos3: views on the canvas; default: 2, minicpm_robot 3, cosmos3 1",
+    )
     add(
         "--tokens",
         type=int,
-        help="valid prompt tokens; default: 20, gr00t_n17 24, minicpm_robot 64",
+        help="valid prompt tokens; default: 20, gr00t_n17 24, minicpm_robot 64, cosmos3 32",
     )
     add("--peer-cameras", type=int, help="cameras the peer pads to; default: none added")
     add("--peer-tokens", type=int, help="tokens the peer pads to; default: none added")
@@ -57,7 +64,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     depth.add_argument("--depth-fraction", type=float, default=1.0, help="of the released layers")
     add("--checkpoint", type=Path, help="folder to use instead of random weights")
     add("--rows", type=int, default=1, help="batch size")
-    add("--steps", type=int, help="default: 10, gr00t_n17 and minicpm_robot 4")
+    add("--steps", type=int, help="default: 10, gr00t_n17, minicpm_robot and cosmos3 4")
     add("--threads", type=int, default=2)
     add("--seed", type=int, default=0)
     add("--pairs", type=int, default=10, help="pairs to keep")
@@ -87,6 +94,8 @@ def parser(description: str) -> argparse.ArgumentParser:
 def checked(args: argparse.Namespace) -> argparse.Namespace:
     """Fill in what depends on the model.  Raises: Stop for values that cannot work."""
     model = MODELS[args.model]
+    if args.peer is None:
+        args.peer = model.first_peer
     _check_peer(args, model)
     for name in ("cameras", "tokens", "steps"):
         if getattr(args, name) is None:

@@ -11,15 +11,14 @@ from benchmarks.peers.base import Refused
 from safetensors import safe_open
 from torch import Tensor, nn
 
-INDEX = "model.safetensors.index.json"
 
-
-def stored_keys(folder: Path) -> dict[str, Path]:
-    """Return key -> file of a checkpoint, in one file or in shards."""
-    if (folder / INDEX).is_file():
-        shards = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
-        return {key: folder / name for key, name in shards.items()}
-    file = folder / "model.safetensors"
+def stored_keys(folder: Path, name: str = "model.safetensors") -> dict[str, Path]:
+    """Return key -> file of a checkpoint, in one file of that name or in shards."""
+    index = folder / f"{name}.index.json"
+    if index.is_file():
+        shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return {key: folder / shard for key, shard in shards.items()}
+    file = folder / name
     with safe_open(file, framework="pt") as opened:
         return dict.fromkeys(opened.keys(), file)
 

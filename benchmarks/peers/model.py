@@ -34,11 +34,11 @@ class Sizes(Protocol):
         ...
 
     def files(self) -> dict[str, Any]:
-        """Return the JSON files beside ``model.safetensors``, by name."""
+        """Return the JSON files beside the weights, by path."""
         ...
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield name and shape of every tensor in ``model.safetensors``."""
+        """Yield name and shape of every tensor; ``part/name`` for one in the folder of a part."""
         ...
 
     def moments(self, name: str, shape: tuple[int, ...]) -> tuple[float, float]:
@@ -48,7 +48,7 @@ class Sizes(Protocol):
     def inputs(
         self, cameras: int, tokens: int, rows: int, random: torch.Generator
     ) -> dict[str, Tensor]:
-        """Return a random request of valid inputs; ``noise`` [B, T, A] float32 is one of them."""
+        """Return a random request of valid inputs; ``noise`` [B, ...] float32 is one of them."""
         ...
 
 
@@ -105,6 +105,11 @@ class Model:
     golden_files: str = "case_b*.safetensors"
     environments: Mapping[str, str] = field(default_factory=dict)
     shares: Shares | None = None
+
+    @property
+    def first_peer(self) -> str:
+        """The peer that is meant when none is named."""
+        return next(name for name in self.peers if name != "phyai")
 
     def peer(self, name: str, options: str = "") -> Peer:
         """Return a peer; imports its packages only.

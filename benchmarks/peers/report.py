@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.peers.pairing import Measured, medians, spread
+from benchmarks.peers.pairing import Measured, Pair, medians, spread
 
 SHARE_TOLERANCE = 0.10
+INNER = ("prefix", "loop")
+"""Stages of the network itself; the others turn pixels into its inputs and back."""
 
 
 def share_problems(stages: Mapping[str, float], official: Mapping[str, float]) -> list[str]:
@@ -27,12 +29,15 @@ def summary(measured: Measured) -> dict[str, Any]:
     """Return ratio, times and stages of the kept pairs, and what was dropped.
 
     ratio.median is the median of the pairs' ratios; None everywhere without a kept pair.
+    inner_ratio: the same for the stages of the network itself.
     """
     kept = measured.kept
+    inner = inner_ratios(kept)
     return {
         "pairs": len(kept),
         "dropped": dict(measured.dropped),
         "ratio": spread([pair.ratio for pair in kept]) if kept else None,
+        "inner_ratio": spread(inner) if inner else None,
         "ours_s": spread([pair.ours_s for pair in kept]) if kept else None,
         "peer_s": spread([pair.peer_s for pair in kept]) if kept else None,
         "ours_stages_s": medians([pair.ours_stages for pair in kept]),
@@ -49,6 +54,15 @@ def summary(measured: Measured) -> dict[str, Any]:
         ],
         "probes": measured.probes,
     }
+
+
+def inner_ratios(pairs: Sequence[Pair]) -> list[float]:
+    """Return each pair's ratio of the time in the network itself; none where a side times none."""
+    times = [
+        [sum(side.get(name, 0.0) for name in INNER) for side in (p.ours_stages, p.peer_stages)]
+        for p in pairs
+    ]
+    return [peer / ours for ours, peer in times] if times and all(map(all, times)) else []
 
 
 def markdown(report: Mapping[str, Any]) -> str:
@@ -79,6 +93,11 @@ def markdown(report: Mapping[str, Any]) -> str:
             f"**Ratio {ratio['median']:.2f}x** ({ratio['min']:.2f} to {ratio['max']:.2f}), median "
             f"of {result['pairs']} pairs."
         ]
+        if inner := result.get("inner_ratio"):
+            lines += [
+                f"Of {' and '.join(INNER)} alone: {inner['median']:.2f}x "
+                f"({inner['min']:.2f} to {inner['max']:.2f})."
+            ]
     lines += [f"**Void:** {problem}." for problem in report["void"]]
     lines += ["", *_times(report), "", *_dropped(result), "", *_computes(report)]
     return "\n".join(lines) + "\n"

@@ -18,6 +18,7 @@ ENVIRONMENTS = {
     "hf-bf16-vision": "hf",
     "hf-kv-cache": "hf",
     "hf-sdpa": "hf-minicpm",
+    "diffusers": "diffusers",
     "openvino": "openvino",
     "lerobot": "lerobot",
 }

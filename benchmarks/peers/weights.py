@@ -12,7 +12,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from torch import Tensor
 
 VERSION = 1
 """Goes up whenever the values change."""
+NESTED = "diffusion_pytorch_model.safetensors"
+"""File of a part of a checkpoint that has a folder for each."""
 _CHUNK = 2**20
 
 Say = Callable[[str], None]
@@ -35,7 +37,7 @@ def cached_checkpoint(cache: Path, model: str, sizes: Sizes, seed: int, say: Say
     text = json.dumps([VERSION, seed, *sizes.files().values()])
     name = f"{model}-l{sizes.layers}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     folder = cache / name
-    if (folder / "model.safetensors").is_file():
+    if all((folder / file).is_file() for file in weight_files(sizes)):
         return folder
     cache.mkdir(parents=True, exist_ok=True)
     nbytes = 2 * sum(math.prod(shape) for _, shape in sizes.tensors())
@@ -55,21 +57,45 @@ def cached_checkpoint(cache: Path, model: str, sizes: Sizes, seed: int, say: Say
     return folder
 
 
+def place(name: str) -> tuple[str, str]:
+    """Return file and key of a tensor; ``part/key`` is in the file of a part.
+
+    >>> place("vae/quant_conv.bias")
+    ('vae/diffusion_pytorch_model.safetensors', 'quant_conv.bias')
+    """
+    part, slash, key = name.rpartition("/")
+    return (f"{part}/{NESTED}", key) if slash else ("model.safetensors", name)
+
+
+def weight_files(sizes: Sizes) -> dict[str, list[str]]:
+    """Return the tensors' names, in order, by file."""
+    found: dict[str, list[str]] = {}
+    for name in sorted(name for name, _ in sizes.tensors()):
+        found.setdefault(place(name)[0], []).append(name)
+    return found
+
+
 def write_checkpoint(folder: Path, sizes: Sizes, seed: int) -> None:
-    """Write model.safetensors, one tensor at a time, and the JSON files beside it."""
+    """Write the weights, one tensor at a time, and the JSON files beside them."""
     for name, data in sizes.files().items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    named = sorted(sizes.tensors())
+    shapes = dict(sizes.tensors())
+    for path, names in weight_files(sizes).items():
+        _write(folder / path, {name: shapes[name] for name in names}, sizes, seed)
+
+
+def _write(path: Path, shapes: Mapping[str, tuple[int, ...]], sizes: Sizes, seed: int) -> None:
     header, at = {}, 0
-    for name, shape in named:
+    for name, shape in shapes.items():
         end = at + 2 * math.prod(shape)
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, end]}
-        at = end
+        entry = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, end]}
+        header[place(name)[1]], at = entry, end
     text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
     text += b" " * (-len(text) % 8)
-    with open(folder / "model.safetensors", "wb") as file, ThreadPoolExecutor(2) as pool:
+    with open(path, "wb") as file, ThreadPoolExecutor(2) as pool:
         file.write(len(text).to_bytes(8, "little") + text)
-        for name, shape in named:
+        for name, shape in shapes.items():
             values = draw(name, shape, sizes.moments(name, shape), seed, pool)
             file.write(values.view(torch.int16).numpy().data)
 

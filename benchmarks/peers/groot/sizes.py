@@ -8,12 +8,26 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+from benchmarks.peers.shapes import (
+    Shapes,
+    action_coders,
+    category,
+    diffusion_transformer,
+    gated_mlp,
+    grouped_attention,
+    head_norms,
+    layer_norms,
+    linear,
+    norm,
+    transformer_block,
+    usual_moments,
+)
 from torch import Tensor
 
 RELEASED_LAYERS = 16
@@ -116,8 +130,6 @@ BACKBONE: dict[str, Any] = {
     },
 }
 
-Shapes = Iterator[tuple[str, tuple[int, ...]]]
-
 
 @dataclass(frozen=True)
 class GrootSizes:
@@ -195,15 +207,7 @@ class GrootSizes:
         owner, _, leaf = name.rpartition(".")
         if "norm" in owner.rpartition(".")[2] or owner.endswith("vlln"):
             return (1.0, 0.1) if leaf == "weight" else (0.0, 0.1)
-        if leaf in ("bias", "b"):
-            return 0.0, 0.05
-        if owner.endswith(("position_embedding", "pos_embed")):
-            return 0.0, 0.5
-        if owner.endswith("embed_tokens"):
-            return 0.0, 1.0
-        # Weights per embodiment are [E, in, out], all others [out, in, ...].
-        fan_in = shape[1] if leaf == "W" else math.prod(shape[1:])
-        return 0.0, 1.0 / math.sqrt(fan_in)
+        return usual_moments(name, shape)
 
     def tensors(self) -> Shapes:
         """Yield name and shape of every tensor that inference reads."""
@@ -216,29 +220,21 @@ class GrootSizes:
         width, hidden, out = c["input_embedding_dim"], c["hidden_size"], self.dit["output_dim"]
         many, actions = c["max_num_embodiments"], c["max_action_dim"]
         state = c["max_state_dim"] * c["state_history_length"]
-        yield from _norm(f"{root}.vlln", feature)
+        yield from norm(f"{root}.vlln", feature)
         for i in range(self.vlsa["num_layers"]):
             block = f"{root}.vl_self_attention.transformer_blocks.{i}"
-            yield from _norm(f"{block}.norm1", feature)
-            yield from _norm(f"{block}.norm3", feature)
-            yield from _block(block, feature, feature)
-        yield from _category(f"{root}.state_encoder.layer1", many, state, hidden)
-        yield from _category(f"{root}.state_encoder.layer2", many, hidden, width)
-        yield from _category(f"{root}.action_encoder.W1", many, actions, width)
-        yield from _category(f"{root}.action_encoder.W2", many, 2 * width, width)
-        yield from _category(f"{root}.action_encoder.W3", many, width, width)
-        yield from _category(f"{root}.action_decoder.layer1", many, out, hidden)
-        yield from _category(f"{root}.action_decoder.layer2", many, hidden, actions)
+            yield from norm(f"{block}.norm1", feature)
+            yield from norm(f"{block}.norm3", feature)
+            yield from transformer_block(block, feature, feature)
+        yield from category(f"{root}.state_encoder.layer1", many, state, hidden)
+        yield from category(f"{root}.state_encoder.layer2", many, hidden, width)
+        yield from action_coders(
+            root, many=many, into=actions, width=width, hidden=hidden, out=out, actions=actions
+        )
         yield f"{root}.position_embedding.weight", (c["max_seq_len"], width)
-        embedder = f"{root}.model.timestep_encoder.timestep_embedder"
-        yield from _linear(f"{embedder}.linear_1", width, 256)
-        yield from _linear(f"{embedder}.linear_2", width, width)
-        for i in range(self.dit["num_layers"]):
-            block = f"{root}.model.transformer_blocks.{i}"
-            yield from _linear(f"{block}.norm1.linear", 2 * width, width)
-            yield from _block(block, width, width if i % 2 else feature)
-        yield from _linear(f"{root}.model.proj_out_1", 2 * width, width)
-        yield from _linear(f"{root}.model.proj_out_2", out, width)
+        yield from diffusion_transformer(
+            f"{root}.model", layers=self.dit["num_layers"], width=width, feature=feature, out=out
+        )
 
     def inputs(
         self, cameras: int, tokens: int, rows: int, random: torch.Generator
@@ -281,21 +277,21 @@ def _vision(root: str, v: Mapping[str, Any]) -> Shapes:
     yield f"{root}.pos_embed.weight", (v["num_position_embeddings"], width)
     for i in range(v["depth"]):
         block = f"{root}.blocks.{i}"
-        yield from _norm(f"{block}.norm1", width)
-        yield from _norm(f"{block}.norm2", width)
-        yield from _linear(f"{block}.attn.qkv", 3 * width, width)
-        yield from _linear(f"{block}.attn.proj", width, width)
-        yield from _linear(f"{block}.mlp.linear_fc1", v["intermediate_size"], width)
-        yield from _linear(f"{block}.mlp.linear_fc2", width, v["intermediate_size"])
+        yield from norm(f"{block}.norm1", width)
+        yield from norm(f"{block}.norm2", width)
+        yield from linear(f"{block}.attn.qkv", 3 * width, width)
+        yield from linear(f"{block}.attn.proj", width, width)
+        yield from linear(f"{block}.mlp.linear_fc1", v["intermediate_size"], width)
+        yield from linear(f"{block}.mlp.linear_fc2", width, v["intermediate_size"])
     mergers = {f"{root}.merger": width}
     mergers |= {
         f"{root}.deepstack_merger_list.{j}": merged
         for j in range(len(v["deepstack_visual_indexes"]))
     }
     for merger, normed in mergers.items():
-        yield from _norm(f"{merger}.norm", normed)
-        yield from _linear(f"{merger}.linear_fc1", merged, merged)
-        yield from _linear(f"{merger}.linear_fc2", v["out_hidden_size"], merged)
+        yield from norm(f"{merger}.norm", normed)
+        yield from linear(f"{merger}.linear_fc1", merged, merged)
+        yield from linear(f"{merger}.linear_fc2", v["out_hidden_size"], merged)
 
 
 def _text(root: str, t: Mapping[str, Any], layers: int) -> Shapes:
@@ -304,39 +300,7 @@ def _text(root: str, t: Mapping[str, Any], layers: int) -> Shapes:
     yield f"{root}.embed_tokens.weight", (t["vocab_size"], width)
     for i in range(layers):
         layer = f"{root}.layers.{i}"
-        yield f"{layer}.self_attn.q_proj.weight", (query, width)
-        yield f"{layer}.self_attn.k_proj.weight", (keys, width)
-        yield f"{layer}.self_attn.v_proj.weight", (keys, width)
-        yield f"{layer}.self_attn.o_proj.weight", (width, query)
-        yield f"{layer}.self_attn.q_norm.weight", (head,)
-        yield f"{layer}.self_attn.k_norm.weight", (head,)
-        yield f"{layer}.mlp.gate_proj.weight", (mlp, width)
-        yield f"{layer}.mlp.up_proj.weight", (mlp, width)
-        yield f"{layer}.mlp.down_proj.weight", (width, mlp)
-        yield f"{layer}.input_layernorm.weight", (width,)
-        yield f"{layer}.post_attention_layernorm.weight", (width,)
-
-
-def _block(block: str, width: int, source: int) -> Shapes:
-    """Attention over ``source`` wide keys and the MLP of one block of the head."""
-    yield from _linear(f"{block}.attn1.to_q", width, width)
-    yield from _linear(f"{block}.attn1.to_k", width, source)
-    yield from _linear(f"{block}.attn1.to_v", width, source)
-    yield from _linear(f"{block}.attn1.to_out.0", width, width)
-    yield from _linear(f"{block}.ff.net.0.proj", 4 * width, width)
-    yield from _linear(f"{block}.ff.net.2", width, 4 * width)
-
-
-def _linear(name: str, out: int, into: int) -> Shapes:
-    yield f"{name}.weight", (out, into)
-    yield f"{name}.bias", (out,)
-
-
-def _norm(name: str, width: int) -> Shapes:
-    yield f"{name}.weight", (width,)
-    yield f"{name}.bias", (width,)
-
-
-def _category(name: str, many: int, into: int, out: int) -> Shapes:
-    yield f"{name}.W", (many, into, out)
-    yield f"{name}.b", (many, out)
+        yield from grouped_attention(layer, width, query, keys)
+        yield from head_norms(layer, head)
+        yield from gated_mlp(layer, width, mlp)
+        yield from layer_norms(layer, width)

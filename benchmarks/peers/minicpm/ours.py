@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-from benchmarks.peers.base import Refused, Setup
+from benchmarks.peers.base import Setup
+from benchmarks.peers.engine_side import Asked, EngineSide
 from benchmarks.peers.minicpm.batch import Batch, expected_bytes
-from benchmarks.peers.options import engine_settings, split_options
-from benchmarks.peers.timing import stages_of
-from torch import Tensor
 
-from phyai import Engine, EngineArgs
-from phyai.engine_builder import config_from_mapping
 from phyai.models.minicpm_robot import MiniCPMRobotArgs, MiniCPMRobotRequest
 
 
@@ -22,75 +16,32 @@ def peer(model: str, name: str, options: str) -> PhyaiMiniCPM:
     return PhyaiMiniCPM(model, options)
 
 
-class PhyaiMiniCPM:
-    """One engine on the CPU; its head is in float32 in both dtypes, as the official one is.
+class PhyaiMiniCPM(EngineSide):
+    """One engine on the CPU; its head is in float32 in both dtypes, as the official one is."""
 
-    model: the plugin.  options: settings, such as ``config.runtime.graph_backend=inductor``.
-    """
-
-    def __init__(self, model: str, options: str = "") -> None:
-        self.model, self.options = model, options
-        self.plugin, self.config = split_options(options)
-        self.engine: Engine | None = None
-        self.batch: Batch | None = None
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "name": "phyai",
-            "versions": {name: version(name) for name in ("phyai-core", "phyai-models-minicpm")},
-            "computes": f"PhyAI engine, plugin {self.model} {self.options}".strip(),
-        }
+    distribution = "phyai-models-minicpm"
 
     def estimate(self, setup: Setup) -> int:
         return expected_bytes(setup)
 
-    def load(self, setup: Setup) -> dict[str, Any]:
-        precision = str(self.plugin.get("precision", setup.dtype))
-        if precision not in (setup.dtype, {"fp32": "float32", "bf16": "bfloat16"}[setup.dtype]):
-            raise Refused(
-                f"precision must fit --dtype {setup.dtype}; got {precision!r}. Leave it out."
-            )
-        args = MiniCPMRobotArgs(
-            checkpoint_dir=setup.checkpoint,
-            max_batch_size=setup.rows,
-            **{**self.plugin, "precision": precision},
+    def args(self, **fields: Any) -> MiniCPMRobotArgs:
+        return MiniCPMRobotArgs(**fields)
+
+    def ask(self, path: Path, steps: int, setup: Setup) -> Asked:
+        batch = Batch.from_file(path, steps)
+        request = MiniCPMRobotRequest(
+            input_ids=batch.input_ids,
+            pixel_values=batch.pixel_values,
+            target_sizes=batch.target_sizes,
+            vl_embs=batch.vl_embs,
+            state=batch.state,
+            embodiment_id=batch.embodiment_id,
+            noise=batch.noise,
+            num_steps=batch.steps,
         )
-        config = config_from_mapping(engine_settings(self.config, setup), directory=".")
-        self.engine = Engine(EngineArgs(self.model, args, config))
-        return {"precision": precision}
-
-    def inputs(self, path: Path, steps: int) -> dict[str, Any]:
-        self.batch = Batch.from_file(path, steps)
-        return {"prefix_positions": self.batch.positions}
-
-    def run(self) -> tuple[Tensor, dict[str, float]]:
-        engine, batch = self.engine, self.batch
-        if engine is None or batch is None:
-            raise Refused("run must follow inputs.")
-        counters = engine.core.services.profile.counters
-        before = counters["text_tokens"]
-        actions = engine.step(
-            MiniCPMRobotRequest(
-                input_ids=batch.input_ids,
-                pixel_values=batch.pixel_values,
-                target_sizes=batch.target_sizes,
-                vl_embs=batch.vl_embs,
-                state=batch.state,
-                embodiment_id=batch.embodiment_id,
-                noise=batch.noise,
-                num_steps=batch.steps,
-            )
-        )
-        self._check_positions(counters["text_tokens"] - before)
-        return actions.to(torch.float32), stages_of(engine.core.last_timing)
-
-    def _check_positions(self, computed: int) -> None:
-        """Raise Refused unless what was counted is what was reported; graphs do not count."""
-        assert self.batch is not None
-        ids = self.batch.input_ids
-        valid = 0 if ids is None else ids.numel()
-        if computed not in (0, valid):
-            raise Refused(
-                f"our side must compute the {valid} valid positions; it computed {computed}. "
-                "Report the difference as a bug."
-            )
+        if batch.input_ids is not None:
+            return Asked(request, batch.positions, "text_tokens", batch.input_ids.numel())
+        # Given features skip the language model; the head still reads every one of them.
+        assert batch.vl_embs is not None
+        valid = batch.vl_embs.shape[:2].numel()
+        return Asked(request, batch.positions, "cross_kv_tokens", valid)

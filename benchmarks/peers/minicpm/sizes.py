@@ -8,12 +8,26 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+from benchmarks.peers.shapes import (
+    Shapes,
+    action_coders,
+    attention,
+    diffusion_transformer,
+    gated_mlp,
+    grouped_attention,
+    head_norms,
+    layer_norms,
+    linear,
+    norm,
+    siglip,
+    usual_moments,
+)
 from torch import Tensor
 
 RELEASED_LAYERS = 24
@@ -109,8 +123,6 @@ CONFIG: dict[str, Any] = {
     },
 }
 
-Shapes = Iterator[tuple[str, tuple[int, ...]]]
-
 
 @dataclass(frozen=True)
 class MiniCPMSizes:
@@ -197,15 +209,7 @@ class MiniCPMSizes:
             # Those of the text are added to one, but for the gated one.
             centred = owner.startswith("vlm.llm.") and not owner.endswith("linear_attn.norm")
             return (1.0 if leaf == "weight" and not centred else 0.0), 0.1
-        if leaf in ("bias", "b"):
-            return 0.0, 0.05
-        if owner.endswith(("position_embedding", "future_tokens")):
-            return 0.0, 0.5
-        if owner.endswith("embed_tokens"):
-            return 0.0, 1.0
-        # Weights per embodiment are [E, in, out], all others [out, in, ...].
-        fan_in = shape[1] if leaf == "W" else math.prod(shape[1:])
-        return 0.0, 1.0 / math.sqrt(fan_in)
+        return usual_moments(name, shape)
 
     def tensors(self) -> Shapes:
         """Yield name and shape of every tensor that inference reads."""
@@ -217,29 +221,15 @@ class MiniCPMSizes:
         c, feature = self.head, self.dit["cross_attention_dim"]
         width, out = self.dit["input_embedding_dim"], self.dit["output_dim"]
         many, actions, hidden = c["max_num_embodiments"], c["action_dim"], c["hidden_size"]
-        encoder, decoder = f"{root}.action_encoder", f"{root}.action_decoder"
-        yield from _category(f"{encoder}.W1", many, actions + c["state_dim"], width)
-        yield from _category(f"{encoder}.W2", many, 2 * width, width)
-        yield from _category(f"{encoder}.W3", many, width, width)
-        yield from _category(f"{decoder}.layer1", many, out, hidden)
-        yield from _category(f"{decoder}.layer2", many, hidden, actions)
+        into = actions + c["state_dim"]
+        yield from action_coders(
+            root, many=many, into=into, width=width, hidden=hidden, out=out, actions=actions
+        )
         yield f"{root}.future_tokens.weight", (c["num_target_vision_tokens"], width)
         yield f"{root}.position_embedding.weight", (c["max_seq_len"], width)
-        embedder = f"{root}.model.timestep_encoder.timestep_embedder"
-        yield from _linear(f"{embedder}.linear_1", width, 256)
-        yield from _linear(f"{embedder}.linear_2", width, width)
-        for i in range(self.dit["num_layers"]):
-            block = f"{root}.model.transformer_blocks.{i}"
-            source = width if i % 2 else feature
-            yield from _linear(f"{block}.norm1.linear", 2 * width, width)
-            yield from _linear(f"{block}.attn1.to_q", width, width)
-            yield from _linear(f"{block}.attn1.to_k", width, source)
-            yield from _linear(f"{block}.attn1.to_v", width, source)
-            yield from _linear(f"{block}.attn1.to_out.0", width, width)
-            yield from _linear(f"{block}.ff.net.0.proj", 4 * width, width)
-            yield from _linear(f"{block}.ff.net.2", width, 4 * width)
-        yield from _linear(f"{root}.model.proj_out_1", 2 * width, width)
-        yield from _linear(f"{root}.model.proj_out_2", out, width)
+        yield from diffusion_transformer(
+            f"{root}.model", layers=self.dit["num_layers"], width=width, feature=feature, out=out
+        )
 
     def inputs(
         self, cameras: int, tokens: int, rows: int, random: torch.Generator
@@ -268,30 +258,25 @@ class MiniCPMSizes:
 
 def _vision(v: Mapping[str, Any], text_width: int) -> Shapes:
     width, mlp, patch = v["hidden_size"], v["intermediate_size"], v["patch_size"]
-    root = "vlm.vpm"
-    weight = f"{root}.embeddings.patch_embedding"
-    yield f"{weight}.weight", (width, v["num_channels"], patch, patch)
-    yield f"{weight}.bias", (width,)
-    places = (v["image_size"] // patch) ** 2
-    yield f"{root}.embeddings.position_embedding.weight", (places, width)
-    for i in range(v["num_hidden_layers"]):
-        layer = f"{root}.encoder.layers.{i}"
-        yield from _norm(f"{layer}.layer_norm1", width)
-        yield from _attention(f"{layer}.self_attn", width)
-        yield from _norm(f"{layer}.layer_norm2", width)
-        yield from _linear(f"{layer}.mlp.fc1", mlp, width)
-        yield from _linear(f"{layer}.mlp.fc2", width, mlp)
-    yield from _norm(f"{root}.post_layernorm", width)
+    yield from siglip(
+        "vlm.vpm",
+        width=width,
+        mlp=mlp,
+        layers=v["num_hidden_layers"],
+        channels=v["num_channels"],
+        patch=patch,
+        places=(v["image_size"] // patch) ** 2,
+    )
     merger, window = "vlm.vit_merger", math.prod(v["window_kernel_size"])
-    yield from _norm(f"{merger}.layer_norm1", width)
-    yield from _attention(f"{merger}.self_attn", width)
-    yield from _norm(f"{merger}.pre_norm", window * width)
-    yield from _linear(f"{merger}.linear_1", window * mlp, window * width)
-    yield from _linear(f"{merger}.linear_2", width, window * mlp)
+    yield from norm(f"{merger}.layer_norm1", width)
+    yield from attention(f"{merger}.self_attn", width)
+    yield from norm(f"{merger}.pre_norm", window * width)
+    yield from linear(f"{merger}.linear_1", window * mlp, window * width)
+    yield from linear(f"{merger}.linear_2", width, window * mlp)
     last = "vlm.resampler.mlp.0"
-    yield from _norm(f"{last}.pre_norm", 4 * width)
-    yield from _linear(f"{last}.mlp.0", 4 * width, 4 * width)
-    yield from _linear(f"{last}.mlp.2", text_width, 4 * width)
+    yield from norm(f"{last}.pre_norm", 4 * width)
+    yield from linear(f"{last}.mlp.0", 4 * width, 4 * width)
+    yield from linear(f"{last}.mlp.2", text_width, 4 * width)
 
 
 def _text(root: str, t: Mapping[str, Any]) -> Shapes:
@@ -299,11 +284,8 @@ def _text(root: str, t: Mapping[str, Any]) -> Shapes:
     yield f"{root}.embed_tokens.weight", (t["vocab_size"], width)
     for i, kind in enumerate(t["layer_types"]):
         layer = f"{root}.layers.{i}"
-        yield f"{layer}.input_layernorm.weight", (width,)
-        yield f"{layer}.post_attention_layernorm.weight", (width,)
-        yield f"{layer}.mlp.gate_proj.weight", (mlp, width)
-        yield f"{layer}.mlp.up_proj.weight", (mlp, width)
-        yield f"{layer}.mlp.down_proj.weight", (width, mlp)
+        yield from layer_norms(layer, width)
+        yield from gated_mlp(layer, width, mlp)
         yield from (_delta if kind == LINEAR else _gated)(layer, t)
     yield f"{root}.norm.weight", (width,)
 
@@ -312,12 +294,8 @@ def _gated(layer: str, t: Mapping[str, Any]) -> Shapes:
     """Full attention: the queries come with a gate of the same size."""
     width, head = t["hidden_size"], t["head_dim"]
     queries, keys = t["num_attention_heads"] * head, t["num_key_value_heads"] * head
-    yield f"{layer}.self_attn.q_proj.weight", (2 * queries, width)
-    yield f"{layer}.self_attn.k_proj.weight", (keys, width)
-    yield f"{layer}.self_attn.v_proj.weight", (keys, width)
-    yield f"{layer}.self_attn.o_proj.weight", (width, queries)
-    yield f"{layer}.self_attn.q_norm.weight", (head,)
-    yield f"{layer}.self_attn.k_norm.weight", (head,)
+    yield from grouped_attention(layer, width, queries, keys, gated=True)
+    yield from head_norms(layer, head)
 
 
 def _delta(layer: str, t: Mapping[str, Any]) -> Shapes:
@@ -334,23 +312,3 @@ def _delta(layer: str, t: Mapping[str, Any]) -> Shapes:
     yield f"{owner}.dt_bias", (heads,)
     yield f"{owner}.norm.weight", (head,)
     yield f"{owner}.out_proj.weight", (width, values)
-
-
-def _attention(owner: str, width: int) -> Shapes:
-    for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-        yield from _linear(f"{owner}.{name}", width, width)
-
-
-def _linear(name: str, out: int, into: int) -> Shapes:
-    yield f"{name}.weight", (out, into)
-    yield f"{name}.bias", (out,)
-
-
-def _norm(name: str, width: int) -> Shapes:
-    yield f"{name}.weight", (width,)
-    yield f"{name}.bias", (width,)
-
-
-def _category(name: str, many: int, into: int, out: int) -> Shapes:
-    yield f"{name}.W", (many, into, out)
-    yield f"{name}.b", (many, out)

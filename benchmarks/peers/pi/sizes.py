@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
+from benchmarks.peers.shapes import Shapes, gated_mlp, grouped_attention, linear, siglip
 from torch import Tensor
 
 RELEASED_LAYERS = 18
@@ -155,61 +155,48 @@ class PiSizes:
             "dtype": "bfloat16",
         }
 
-    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+    def tensors(self) -> Shapes:
         """Yield name and shape of every tensor of a base checkpoint, but the unused expert head."""
         yield from self._vision()
         yield LM_HEAD, (self.text.vocab_size, self.text.hidden_size)
         yield from self._decoder(LANGUAGE, self.text)
         yield from self._decoder(EXPERT, self.expert, adaptive=self.model == "pi05")
         width = self.expert.hidden_size
-        yield from _linear("action_in_proj", width, self.action_dim)
-        yield from _linear("action_out_proj", self.action_dim, width)
+        yield from linear("action_in_proj", width, self.action_dim)
+        yield from linear("action_out_proj", self.action_dim, width)
         if self.model == "pi0":
-            yield from _linear("state_proj", width, self.state_dim)
-            yield from _linear("action_time_mlp_in", width, 2 * width)
-            yield from _linear("action_time_mlp_out", width, width)
+            yield from linear("state_proj", width, self.state_dim)
+            yield from linear("action_time_mlp_in", width, 2 * width)
+            yield from linear("action_time_mlp_out", width, width)
         else:
-            yield from _linear("time_mlp_in", width, width)
-            yield from _linear("time_mlp_out", width, width)
+            yield from linear("time_mlp_in", width, width)
+            yield from linear("time_mlp_out", width, width)
 
-    def _vision(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+    def _vision(self) -> Shapes:
         v, width = self.vision, self.vision.hidden_size
-        patch = f"{TOWER}.embeddings.patch_embedding"
-        yield f"{patch}.weight", (width, v.num_channels, v.patch_size, v.patch_size)
-        yield f"{patch}.bias", (width,)
-        yield f"{TOWER}.embeddings.position_embedding.weight", (v.patches, width)
-        for i in range(v.num_hidden_layers):
-            layer = f"{TOWER}.encoder.layers.{i}"
-            for norm in ("layer_norm1", "layer_norm2"):
-                yield f"{layer}.{norm}.weight", (width,)
-                yield f"{layer}.{norm}.bias", (width,)
-            for leg in ("q_proj", "k_proj", "v_proj", "out_proj"):
-                yield from _linear(f"{layer}.self_attn.{leg}", width, width)
-            yield from _linear(f"{layer}.mlp.fc1", v.intermediate_size, width)
-            yield from _linear(f"{layer}.mlp.fc2", width, v.intermediate_size)
-        yield f"{TOWER}.post_layernorm.weight", (width,)
-        yield f"{TOWER}.post_layernorm.bias", (width,)
-        yield from _linear(PROJECTOR, self.text.hidden_size, width)
+        yield from siglip(
+            TOWER,
+            width=width,
+            mlp=v.intermediate_size,
+            layers=v.num_hidden_layers,
+            channels=v.num_channels,
+            patch=v.patch_size,
+            places=v.patches,
+        )
+        yield from linear(PROJECTOR, self.text.hidden_size, width)
 
-    def _decoder(
-        self, root: str, d: Decoder, *, adaptive: bool = False
-    ) -> Iterator[tuple[str, tuple[int, ...]]]:
+    def _decoder(self, root: str, d: Decoder, *, adaptive: bool = False) -> Shapes:
         width, query = d.hidden_size, d.num_attention_heads * d.head_dim
         keys = d.num_key_value_heads * d.head_dim
         norms = [f"{root}.norm"]
         for i in range(d.num_hidden_layers):
             layer = f"{root}.layers.{i}"
-            yield f"{layer}.self_attn.q_proj.weight", (query, width)
-            yield f"{layer}.self_attn.k_proj.weight", (keys, width)
-            yield f"{layer}.self_attn.v_proj.weight", (keys, width)
-            yield f"{layer}.self_attn.o_proj.weight", (width, query)
-            yield f"{layer}.mlp.gate_proj.weight", (d.intermediate_size, width)
-            yield f"{layer}.mlp.up_proj.weight", (d.intermediate_size, width)
-            yield f"{layer}.mlp.down_proj.weight", (width, d.intermediate_size)
+            yield from grouped_attention(layer, width, query, keys)
+            yield from gated_mlp(layer, width, d.intermediate_size)
             norms += [f"{layer}.input_layernorm", f"{layer}.post_attention_layernorm"]
         for norm in norms:
             if adaptive:
-                yield from _linear(f"{norm}.dense", 3 * width, width)
+                yield from linear(f"{norm}.dense", 3 * width, width)
             else:
                 yield f"{norm}.weight", (width,)
 
@@ -232,7 +219,6 @@ class PiSizes:
     def moments(self, name: str, shape: tuple[int, ...]) -> tuple[float, float]:
         """Return mean and standard deviation that keep every activation of order one.
 
-
         Gates are random around zero with deviation ~0.5, so that no sub-layer is switched off.
         """
         if "layer_norm" in name or "post_layernorm" in name:  # the tower's: scale and bias
@@ -248,11 +234,6 @@ class PiSizes:
         fan_in = math.prod(shape[1:])
         gain = 2.0 if name.startswith(("time_mlp", "action_time_mlp")) else 1.0
         return 0.0, gain / math.sqrt(shape[1] if name == LM_HEAD else fan_in)
-
-
-def _linear(name: str, out: int, into: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield f"{name}.weight", (out, into)
-    yield f"{name}.bias", (out,)
 
 
 def _known(kind: type, table: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Cosmos3: sizes and weights, our side, and the pipeline of diffusers."""
