@@ -74,7 +74,7 @@ def asks_of(plugin: str) -> list[Ask]:
 
 REFUSED = {
     "wrong domain": (RequestError, r"domain.*\[0, 12\).*got \[?99"),
-    "wrong token": (RequestError, r"vocabulary of 272; got 1 to 4000"),
+    "wrong token": (RequestError, r"vocabulary of 272; got 4000"),
     "bad size": (RequestError, r"height must be a multiple of 16 pixels; got 40"),
 }
 
