@@ -35,6 +35,11 @@ def test_size_of_an_image(shape: tuple[int, ...], text: str) -> None:
     assert run_report._size(np.zeros(shape)) == text
 
 
+def test_memory_of_one_of_several_processes_is_called_so() -> None:
+    assert run_report._process(1) == "the process (RSS)"
+    assert run_report._process(2) == "this process alone (RSS; the model is on 2 ranks)"
+
+
 @pytest.mark.parametrize(("option", "name"), [("--plot", "chunk.png"), ("--record", "folder")])
 def test_places_that_cannot_be_written_are_refused_first(
     option: str,

@@ -15,7 +15,7 @@ from PIL import Image
 from phyai.cli import observation, plugin_list, run_report, run_setup
 from phyai.cli.options import RunOptions
 from phyai.errors import ConfigError
-from phyai.manifest import AdapterManifest
+from phyai.manifest import AdapterManifest, Preset
 from phyai.types import Observation
 
 
@@ -111,6 +111,25 @@ def test_an_engine_gets_the_plugin_as_it_was_chosen() -> None:
     for chosen in ("pi05", "phyai-models-pi:pi05"):
         setup = run_setup.prepare(RunOptions(plugin=chosen))
         assert (setup.plugin, setup.record.id) == (chosen, "pi05")
+
+
+@pytest.mark.parametrize(("cached", "text"), [(True, "checking preset p"), (False, "building it")])
+def test_a_preset_is_built_in_words_only_when_it_is_built(
+    cached: bool,
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def build(_: Path, progress: Any) -> dict[str, Any]:
+        if not cached:
+            progress(0, 1, "building it")
+        progress._show()  # as after a second
+        return {"made": 1}
+
+    monkeypatch.setattr(run_setup, "load_function", lambda *_: build)
+    record: Any = SimpleNamespace(id="toy")
+    assert run_setup.build_preset(record, Preset("p", "a preset", "toy:build")) == {"made": 1}
+    assert capsys.readouterr().err == f"{text} ...\n"
 
 
 def test_an_id_offered_twice_is_told_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ def test_update_of_a_subset(loaded: Model, form: str) -> None:
         ("layers.0.k_proj.weight", torch.ones(2, 4, dtype=torch.int8), "castable"),
         ("layers.0.k_proj.weight", [[1.0] * 4] * 2, "must be a tensor"),
         ("layers.0.k_proj.weight", torch.ones(2, 4, device="meta"), "meta"),
+        ("layers.0.k_proj.weight", torch.tensor([[math.nan, 1, 1, 1]] * 2), "must be finite"),
+        ("layers.0.k_proj.weight", torch.tensor([[1, 1, 1, -math.inf]] * 2), "must be finite"),
     ],
 )
 def test_bad_update_of_a_mapping_changes_nothing(
@@ -58,6 +61,19 @@ def test_bad_update_of_a_mapping_changes_nothing(
     with pytest.raises(WeightUpdateError, match=match):
         update_tensors(loaded, {"embed_tokens.weight": torch.ones(6, 4), name: value})
     assert all(torch.equal(value, before[key]) for key, value in loaded.state_dict().items())
+
+
+def test_an_update_with_nan_is_refused_before_its_tensor_is_touched(loaded: Model) -> None:
+    before = snapshot(loaded)
+    name = "layers.0.k_proj.weight"
+    with pytest.raises(WeightUpdateError, match="must be finite; got NaN"):
+        update_tensors(loaded, iter([(name, torch.full((2, 4), math.nan))]))
+    assert torch.equal(loaded.layers[0].qkv, before["layers.0.qkv"])
+
+
+def test_what_the_model_does_not_use_must_still_be_a_tensor(loaded: Model) -> None:
+    with pytest.raises(WeightUpdateError, match="must be a tensor with data; got int"):
+        update_tensors(loaded, {"value_head": 3}, remap=lambda key: None)  # type: ignore[dict-item]
 
 
 def test_update_through_remap(loaded: Model) -> None:

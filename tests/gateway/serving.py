@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -125,16 +125,21 @@ class ScaleAdapter(Adapter):
         return Direct()
 
 
-def register() -> None:
-    """Make the model known to this process, once."""
-    manifest = AdapterManifest(
+def manifest(**changes: Any) -> AdapterManifest:
+    """Return the small model's manifest, or one that differs in some fields."""
+    found = AdapterManifest(
         "gateway_scale",
         "a small model for tests",
         f"{__name__}:ScaleAdapter",
         f"{__name__}:ScaleArgs",
         capabilities={"options": ["seed"], "sessions": False},
     )
-    Engine.register(ScaleAdapter, manifest)
+    return replace(found, **changes)
+
+
+def register() -> None:
+    """Make the model known to this process, once."""
+    Engine.register(ScaleAdapter, manifest())
 
 
 def write_config(folder: Path, **server: Any) -> Path:

@@ -6,15 +6,15 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import yaml
 
-from phyai.errors import (
-    ConfigError,
-)
+from phyai.engine import Engine
+from phyai.errors import ConfigError
 from phyai_gateway.client import (
     AsyncClient,
     InvalidRequest,
@@ -27,7 +27,9 @@ from phyai_gateway.server.config import ObservationOptions, ServerOptions, Tenso
 from phyai_gateway.server.policy import Policy
 from tests.gateway.serving import (
     HORIZON,
+    ScaleAdapter,
     address,
+    manifest,
     pictures,
     register,
     run,
@@ -87,6 +89,19 @@ def test_a_file_without_a_server_is_refused(tmp_path: Path) -> None:
     file.write_text("plugin: gateway_scale\n")
     with pytest.raises(ConfigError, match="server must be given"):
         server_config.load(file)
+
+
+def test_media_are_not_served_to_robots(tmp_path: Path) -> None:
+    """By the manifest: media and no actions. As tensors, without guards, they may be."""
+    only_media = manifest(media="toy:files")
+    Engine.register(ScaleAdapter, only_media)
+    file = write_config(tmp_path)
+    with pytest.raises(ConfigError, match=r"must return actions .*; got 'gateway_scale'"):
+        server_config.load(file)
+    assert server_config.load(write_config(tmp_path, adapter={"factory": "tensors"})).adapter
+    both = {**only_media.capabilities, "action_dim": 3}
+    Engine.register(ScaleAdapter, replace(only_media, capabilities=both))
+    assert server_config.load(write_config(tmp_path)).adapter == ObservationOptions()
 
 
 def test_factories_of_earlier_files_are_understood(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from phyai.errors import PluginContractError, RequestError, WeightUpdateError
+from phyai.errors import PluginContractError, RequestError, WeightUpdateError, did_you_mean
 from phyai.solver import Euler
 from phyai.types import (
     ActionChunk,
@@ -238,7 +238,7 @@ def observations(
             if name not in allowed:
                 raise RequestError(
                     f"observation option must be one this adapter knows; got {name!r}. "
-                    f"Known: {', '.join(allowed)}."
+                    f"Known: {', '.join(allowed)}.{did_you_mean(str(name), allowed)}"
                 )
     return rows
 

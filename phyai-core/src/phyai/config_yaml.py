@@ -41,6 +41,11 @@ def load_yaml_mapping(path: str | Path) -> dict[str, Any]:
     file = Path(path)
     try:
         text = file.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"config file must exist and must be readable UTF-8; got {str(file)!r}, which does not "
+            "exist. Check the path."
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"config file must be readable UTF-8; got {str(file)!r}: {error}."

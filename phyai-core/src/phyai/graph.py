@@ -237,6 +237,7 @@ class GraphService:
         self._capturer: Capturer = capturer or PooledCapturer(self.device, num_warmup_iters)
         self._compile_options = dict(compile_options or {})
         self._regions: OrderedDict[tuple[str, Hashable], Region] = OrderedDict()
+        self._told: set[str] = set()  # parts that cannot be captured
         self._lock = threading.RLock()  # stats are read while another thread runs regions
         self._retired_replays = 0
         self._compiler_missing = False
@@ -287,7 +288,8 @@ class GraphService:
             region = self._regions.get((name, key))
             if region is not None and region.fn == fn:
                 return region
-            if unsafe and self.backend != "eager":
+            if unsafe and self.backend != "eager" and unsafe not in self._told:
+                self._told.add(unsafe)
                 log.warning("region %s runs eagerly: part %s is not capture-safe", name, unsafe)
             region = Region(self, name, fn, key, unsafe, reads, updates)
             self._touch(region)

@@ -50,7 +50,7 @@ def checked(
     )
     if not fits:
         wanted = ["any" if n is None else n for n in shape]
-        raise RequestError(f"{name} expected shape {wanted}; got {list(value.shape)}.")
+        raise RequestError(f"{name} expected shape {wanted}; got {list(value.shape)}. Reshape it.")
     kinds = {
         torch.float32: value.is_floating_point(),
         torch.int64: not value.is_floating_point()
@@ -61,7 +61,7 @@ def checked(
     if dtype is not None and not kinds[dtype]:
         raise RequestError(
             f"{name} must be {str(dtype).removeprefix('torch.')}; "
-            f"got {str(value.dtype).removeprefix('torch.')}."
+            f"got {str(value.dtype).removeprefix('torch.')}. Convert it."
         )
     out: Tensor = value.to(dtype)
     if out.is_floating_point() and not bool(torch.isfinite(out).all()):

@@ -77,8 +77,11 @@ def bench(
         for name, option, text in (("rows", "batch", batch), ("cameras", "cameras", cameras),
                                    ("tokens", "tokens", tokens), ("steps", "steps", steps))
     }  # fmt: skip
+    if save is not None:
+        console.check_writable("--save", save)
     if plots is not None:
         pictures.check_matplotlib()
+        console.check_writable("--plots", plots, folder=True)
     with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
         subject = measuring.subject(wanted, max(sizes["rows"] or (1,)))
         figures = measuring.require_cost(subject, "--published").published() if published else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -105,17 +106,45 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False)
 
 
-def check_writable(option: str, path: Path) -> None:
-    """Raise ConfigError unless ``path`` can be written or made, before anything is computed."""
+def check_writable(option: str, path: Path, *, folder: bool = False) -> None:
+    """Raise ConfigError unless ``path`` can be written or made, before anything is computed.
+
+    Leaves everything as it was.  folder: it is to be one, not a file.
+    """
     place = path
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    fits = place.is_dir() or place == path
-    if not fits or not os.access(place, os.W_OK):
+    try:
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        problem = _unwritable(path, place, folder)
+    except OSError as error:
+        problem = f"not writable ({error.strerror or error})"
+    if problem:
         raise ConfigError(
             f"{option} must name a place to write to; got {str(path)!r}, and {str(place)!r} is "
-            f"{'not writable' if fits else 'a file'}. Choose another place."
+            f"{problem}. Choose another place."
         )
+
+
+def _unwritable(path: Path, place: Path, folder: bool) -> str:
+    """Return why nothing can be written there, or ""; OSError too says that it cannot.
+
+    place: what exists of ``path``.
+    """
+    if place.is_dir():
+        if place == path and not folder:
+            return "a folder"
+    elif place != path or folder:
+        return "a file"
+    if not os.access(place, os.W_OK):
+        return "not writable"
+    # Root may write everywhere, by the mode; only an attempt tells of /proc and read-only disks.
+    if place.is_dir():
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    elif place.is_file():  # opening a pipe would wait for its reader
+        with open(place, "ab"):
+            pass
+    return ""
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -162,13 +191,13 @@ class Waiting:
         self._timer: threading.Timer | None = None
         self._bar: Progress | None = None
         self._task: Any = None
-        self._done, self._total = 0, 0
+        self._done, self._total, self._name = 0, 0, ""
         self._plain_at: float | None = None
         self._closed = False
 
     def __call__(self, done: int, total: int, name: str = "") -> None:
         with self._lock:
-            self._done, self._total = done, total
+            self._done, self._total, self._name = done, total, name
             if self._bar is not None:
                 self._bar.update(
                     self._task, completed=done, total=total or None, description=self._doing(name)
@@ -206,7 +235,7 @@ class Waiting:
                 return
             screen = console(stderr=True)
             if not screen.is_terminal:
-                self._plain(f"{self.what} ...")
+                self._plain(f"{self._doing(self._name)} ...")
                 return
             from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn
 
@@ -221,7 +250,7 @@ class Waiting:
                 redirect_stderr=False,
             )
             self._task = self._bar.add_task(
-                self.what, completed=self._done, total=self._total or None
+                self._doing(self._name), completed=self._done, total=self._total or None
             )
             self._bar.start()
 

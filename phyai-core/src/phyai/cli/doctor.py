@@ -24,6 +24,7 @@ CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", 
 OPTIONAL = {
     "matplotlib": "--plot; pip install 'phyai-core[plots]'",
     "sentencepiece": "SentencePiece tokenizers; pip install sentencepiece",
+    "av": "video files of --image and --out; pip install av",
 }
 COMPILERS = ("c++", "g++", "clang++")
 

@@ -37,8 +37,8 @@ def check_out(out: Path, manifest: AdapterManifest, request: Any, args: Any) -> 
             f"--out needs a plugin that makes media; {manifest.id!r} makes none. "
             "Use --plot or --record."
         )
-    console.check_writable("--out", out)
     files.check(out, request, args)
+    console.check_writable("--out", out)
     return files
 
 

@@ -31,7 +31,7 @@ def check_folder(folder: Path, *, force: bool) -> None:
             f"--record must name a new, an empty or a record folder; got {str(folder)!r}, which "
             "holds other files. Choose another one, or write into it with --force."
         )
-    console.check_writable("--record", folder)
+    console.check_writable("--record", folder, folder=True)
 
 
 def is_record(folder: Path) -> bool:

@@ -180,6 +180,7 @@ def _execute(
             device=str(about["device"]),
             dtype=setup.precision or _dtype(engine),
             expects=about["expects"],
+            ranks=engine.config.parallel.infer_replica_world_size(),
         )
         if show_header:
             run_report.print_header(outcome, request)

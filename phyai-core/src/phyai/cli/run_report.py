@@ -27,7 +27,10 @@ VALUE_WIDTH, MAX_SHOWN = 10, 10
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished run. timings: milliseconds per stage, one mapping per repetition."""
+    """A finished run. timings: milliseconds per stage, one mapping per repetition.
+
+    ranks: processes that share the model; with several this one need not be one of them.
+    """
 
     setup: Setup
     result: Any
@@ -38,6 +41,7 @@ class Outcome:
     device: str
     dtype: str
     expects: Mapping[str, Any] = field(default_factory=dict)
+    ranks: int = 1
 
     @property
     def timing(self) -> dict[str, float]:
@@ -110,7 +114,8 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "timing": outcome.timing,
         "timings": [dict(timing) for timing in outcome.timings],
         "versions": versions(setup),
-        "peak_rss_bytes": peak_rss_bytes(),
+        "ranks": outcome.ranks,
+        "peak_rss_bytes": peak_rss_bytes(),  # of this process alone
     }
     if isinstance(result, ActionChunk):
         data |= {
@@ -207,7 +212,14 @@ def print_result(outcome: Outcome) -> None:
             if part is not None:
                 rate = f", {part.rate:g} per second" if part.rate else ""
                 screen.print(f"{part.kind} {list(part.data.shape)}{rate}")
-    print(f"peak memory of the process (RSS): {peak_rss_bytes() / 2**20:,.0f} MiB")
+    print(f"peak memory of {_process(outcome.ranks)}: {peak_rss_bytes() / 2**20:,.0f} MiB")
+
+
+def _process(ranks: int) -> str:
+    """Return whose memory it is."""
+    if ranks == 1:
+        return "the process (RSS)"
+    return f"this process alone (RSS; the model is on {ranks} ranks)"
 
 
 def _timing_table(outcome: Outcome) -> Any:

@@ -143,7 +143,13 @@ def _resolve(options: RunOptions, files: Sequence[str] | None = None) -> Path:
         from phyai import hub
     assert options.checkpoint is not None
     allow = files or hub.DEFAULT_ALLOW
-    return hub.resolve(options.checkpoint, revision=options.revision, allow=allow)
+    found = hub.resolve(options.checkpoint, revision=options.revision, allow=allow)
+    if not found.is_dir():
+        raise ConfigError(
+            f"--checkpoint must be a folder or a hub id; got the file {str(found)!r}. "
+            "Pass its folder."
+        )
+    return found
 
 
 def _recognise(name: str, folder: Path) -> str:
@@ -174,7 +180,7 @@ def _ambiguous(name: str, found: Sequence[str]) -> ConfigError:
 
 
 def _config_of(folder: Path) -> dict[str, Any]:
-    return _read_config((folder if folder.is_dir() else folder.parent) / "config.json")
+    return _read_config(folder / "config.json")
 
 
 def _read_config(file: Path) -> dict[str, Any]:
@@ -207,8 +213,10 @@ def choose_preset(manifest: AdapterManifest, name: str | None) -> Preset:
 
 def build_preset(record: PluginRecord, preset: Preset) -> dict[str, Any]:
     """Return the adapter arguments of a preset, making its files in the cache if need be."""
-    with Waiting(f"building preset {preset.name}") as progress:
+    with Waiting("importing the preset"):
         build = load_function(preset.build, record)
+    # What builds says so itself; files that are there are only looked at.
+    with Waiting(f"checking preset {preset.name}") as progress:
         return dict(build(env.cache_dir(), progress))
 
 

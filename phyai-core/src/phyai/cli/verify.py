@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from phyai.golden import Comparison
     from phyai.testing.golden import GoldenRunner
 
-NOT_BUILT, PASSED, FAILED, ERROR = "not built yet", "ok", "over", "error"
+NOT_RUN, PASSED, FAILED, ERROR = "not run by this plugin", "ok", "over", "error"
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def run_case(runner: GoldenRunner, path: Path, golden: Path, *, debug: bool) -> 
         return [Verdict(name, path.stem, ERROR, error=console.message(error))]
     verdicts = []
     for result in results:
-        status = NOT_BUILT if not result.comparisons else PASSED if result.ok else FAILED
+        status = NOT_RUN if not result.comparisons else PASSED if result.ok else FAILED
         verdicts.append(Verdict(name, result.label, status, result.comparisons))
     return verdicts
 
@@ -162,7 +162,7 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     """Return the last line: cases by status, tensors, and the names of tensors that are over."""
     counts = {
         status: sum(v.status == status for v in verdicts)
-        for status in (PASSED, FAILED, ERROR, NOT_BUILT)
+        for status in (PASSED, FAILED, ERROR, NOT_RUN)
     }
     tensors = sum(len(v.comparisons) for v in verdicts)
     over = sum(not c.ok for v in verdicts for c in v.comparisons)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from phyai.deployment.calls import Call, Replica
 from phyai.deployment.members import Worker
 from phyai.errors import WeightUpdateError
+from phyai.weights import check_given
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,9 +119,12 @@ class RankWeights:
 def _copies(items: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
     """Return host copies, which the caller cannot change any more."""
     try:
-        return {name: tensor.detach().cpu().clone() for name, tensor in dict(items).items()}
+        given = dict(items)
+        return {n: check_given(n, tensor).detach().cpu().clone() for n, tensor in given.items()}
+    except WeightUpdateError:
+        raise
     except Exception as error:
         raise WeightUpdateError(
-            f"weights must be names with tensors; got {type(error).__name__}: {error}. The old "
-            "ones stay in use."
+            f"weights must be names with tensors; got {type(error).__name__}: {error}. Send a "
+            "mapping or pairs; the old ones stay in use."
         ) from error

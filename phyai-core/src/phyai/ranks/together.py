@@ -35,6 +35,7 @@ from phyai.ranks.outcomes import as_text, different, digest, refused, unlike
 from phyai.ranks.stopping import NoStops, SharedStops
 from phyai.request_watch import Stops
 from phyai.types import Prepared
+from phyai.weights import check_given
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -144,12 +145,16 @@ class Ranks:
     ) -> dict[str, Tensor]:
         """Have all ranks take over weights; then ``together``. Returns what they got."""
         try:
-            given = {name: tensor.detach().cpu() for name, tensor in dict(items).items()}
+            given = {n: check_given(n, tensor).detach().cpu() for n, tensor in dict(items).items()}
             message = Message(UPDATE, (ticket, given), where="weights")
         except Exception as error:
-            refusal = WeightUpdateError(
-                "weights must be names with tensors that can travel to all ranks; got "
-                f"{type(error).__name__}: {error}. Nothing was changed."
+            refusal = (
+                error
+                if isinstance(error, WeightUpdateError)
+                else WeightUpdateError(
+                    "weights must be names with tensors that can travel to all ranks; got "
+                    f"{type(error).__name__}: {error}. Send them so; nothing was changed."
+                )
             )
             self._say(Message(REFUSED, (ticket, refusal)))
             raise refusal from None

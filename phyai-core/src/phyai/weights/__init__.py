@@ -12,7 +12,13 @@ from phyai.weights.binding import (
     sharded,
 )
 from phyai.weights.finite import FiniteSource
-from phyai.weights.loading import Progress, load_pretrained, run_post_load, update_tensors
+from phyai.weights.loading import (
+    Progress,
+    check_given,
+    load_pretrained,
+    run_post_load,
+    update_tensors,
+)
 from phyai.weights.matching import Remap, remapper
 from phyai.weights.opening import Source, merge_peft, open_source, tensor_index
 from phyai.weights.packing import Packs, refuse_empty, unpacked
@@ -40,6 +46,7 @@ __all__ = [
     "Source",
     "TensorInfo",
     "TensorSource",
+    "check_given",
     "claim",
     "collect_claims",
     "fused",

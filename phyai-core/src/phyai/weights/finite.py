@@ -40,8 +40,7 @@ class FiniteSource:
     def read(self, name: str, region: Region | None = None) -> Tensor:
         """Return the tensor.  Raises: CheckpointError when it is not finite."""
         tensor = self.inner.read(name, region)
-        looked_at = tensor.is_floating_point() and tensor.numel() and name not in self.trusted
-        if looked_at and not _finite(tensor):
+        if name not in self.trusted and not is_finite(tensor):
             raise CheckpointError(
                 f"tensor {name!r} of {self.label} must be finite; got NaN or infinity. "
                 "Download the checkpoint again."
@@ -49,8 +48,13 @@ class FiniteSource:
         return tensor
 
 
-def _finite(tensor: Tensor) -> bool:
-    """One pass without a mask or a copy: NaN comes through, and an infinity is an extreme."""
+def is_finite(tensor: Tensor) -> bool:
+    """Return whether a tensor holds neither NaN nor infinity.
+
+    One pass without a mask or a copy: NaN comes through, and an infinity is an extreme.
+    """
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
     try:
         low, high = torch.aminmax(tensor)
     except NotImplementedError:  # of types that torch stores but does not compare, as 8-bit floats

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from phyai.errors import CheckpointError, WeightUpdateError
 from phyai.weights.binding import Claim, collect_claims
+from phyai.weights.finite import is_finite
 from phyai.weights.matching import Read, Remap, make_plan, remapper
 from phyai.weights.opening import Source, open_source
 from phyai.weights.packing import Opener, Packer, pack_all, unpacked
@@ -105,7 +106,8 @@ def update_tensors(
     now is accepted but not applied. A mapping is checked whole before its first copy; of an
     iterable, each tensor before its own. ``post_load`` is left to the caller.
 
-    Raises: WeightUpdateError for an unknown name, a wrong shape, or a dtype that cannot be cast.
+    Raises: WeightUpdateError for an unknown name, a wrong shape, a dtype that cannot be cast, and
+    values that are not finite.
     """
     rename = remapper(remap)
     targets: dict[str, list[tuple[Claim, int]]] = {}
@@ -118,11 +120,15 @@ def update_tensors(
         _refuse_clashes([name for name, _ in pairs], rename)
         for name, tensor in pairs:
             _check_update(name, tensor, rename(name), targets)
+            _check_finite(name, tensor)
     applied: list[str] = []
     with torch.no_grad(), Opener(model) as opener:
         for name, tensor in pairs:
             used = False
-            for claim, choice in _check_update(name, tensor, rename(name), targets):
+            claims = _check_update(name, tensor, rename(name), targets)
+            if not isinstance(items, Mapping):
+                _check_finite(name, tensor)
+            for claim, choice in claims:
                 if choice > _remembered(claim):
                     continue
                 region = claim.loader.region(claim.param, claim.shard_id)
@@ -171,6 +177,7 @@ def _check_update(
 ) -> list[tuple[Claim, int]]:
     """The claims a tensor fills, after checking that it fits all of them."""
     if renamed is None:
+        check_given(name, tensor)
         return []
     if renamed not in targets:
         close = nearest(renamed, targets)
@@ -178,23 +185,40 @@ def _check_update(
             f"tensor {name!r} must be one the model loads; got an unknown name. "
             + (f"Did you mean {close!r}?" if close else "Use the checkpoint's names.")
         )
-    if not isinstance(tensor, Tensor) or tensor.is_meta:
-        raise WeightUpdateError(
-            f"update of {name!r} must be a tensor with data; got {type(tensor).__name__}"
-            f"{' on the meta device' if isinstance(tensor, Tensor) else ''}. Send the values."
-        )
+    given_as = check_given(name, tensor)
     for claim, _ in targets[renamed]:
-        if claim.shape != tuple(tensor.shape):
+        if claim.shape != tuple(given_as.shape):
             raise WeightUpdateError(
-                f"tensor {name!r} must have shape {list(claim.shape)}; got {list(tensor.shape)}. "
+                f"tensor {name!r} must have shape {list(claim.shape)}; got {list(given_as.shape)}. "
                 "Send the full tensor as the checkpoint holds it."
             )
-        given, target = dtype_name(tensor.dtype), dtype_name(claim.param.dtype)
+        given, target = dtype_name(given_as.dtype), dtype_name(claim.param.dtype)
         if not castable(given, target):
             raise WeightUpdateError(
                 f"tensor {name!r} must be castable to {target}; got {given}. Dequantise it first."
             )
     return targets[renamed]
+
+
+def check_given(name: str, tensor: object) -> Tensor:
+    """Return what an update gives for a name.  Raises: WeightUpdateError when it has no values.
+
+    >>> check_given("a", torch.ones(2)).tolist()
+    [1.0, 1.0]
+    """
+    if not isinstance(tensor, Tensor) or tensor.is_meta:
+        raise WeightUpdateError(
+            f"update of {name!r} must be a tensor with data; got {type(tensor).__name__}"
+            f"{' on the meta device' if isinstance(tensor, Tensor) else ''}. Send the values."
+        )
+    return tensor
+
+
+def _check_finite(name: str, tensor: Tensor) -> None:
+    if not is_finite(tensor):
+        raise WeightUpdateError(
+            f"tensor {name!r} must be finite; got NaN or infinity. Keep the last good weights."
+        )
 
 
 def _refuse_clashes(names: Sequence[str], rename: Callable[[str], str | None]) -> None:

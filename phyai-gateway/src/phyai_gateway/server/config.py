@@ -223,6 +223,8 @@ def load(
     if isinstance(adapter, ObservationOptions) and adapter.tokenizer_dir is not None:
         data = _with_tokenizer(data, adapter.tokenizer_dir)
     args, deployment = engine_args_from_mapping(data, directory=folder, server=True)
+    if isinstance(adapter, ObservationOptions):
+        _check_actions(args.plugin)
     return ServerConfig(file, args, deployment, server, adapter)
 
 
@@ -273,6 +275,18 @@ def _with_tokenizer(data: Mapping[str, Any], tokenizer: str) -> dict[str, Any]:
             "adapter.args.tokenizer_dir excludes plugin_args.tokenizer; got both. Give one."
         )
     return {**data, "plugin_args": {**given, "tokenizer": tokenizer}}
+
+
+def _check_actions(plugin: str) -> None:
+    """Raise ConfigError for a plugin that makes media alone; nothing of it moves a robot."""
+    from phyai import plugins
+
+    manifest = plugins.find(plugin).manifest
+    if manifest is not None and manifest.media and "action_dim" not in manifest.capabilities:
+        raise ConfigError(
+            f"plugin must return actions to be served to robots; got {manifest.id!r}, which "
+            "returns media alone. Serve another plugin; `phyai run` runs this one."
+        )
 
 
 def _with_preset(data: Mapping[str, Any], name: str) -> dict[str, Any]:
