@@ -15,9 +15,11 @@ import torch
 from safetensors import safe_open
 
 from phyai import Engine, EngineArgs
+from phyai.errors import ConfigError, RequestError
 from phyai.manifest import AdapterManifest
 from phyai.models.cosmos3 import plugin, policy_plugin
 from phyai.models.cosmos3.config import Cosmos3Config
+from phyai.models.cosmos3.generation import Cosmos3Processor
 from phyai.models.cosmos3.main_cosmos3 import Cosmos3Args, Cosmos3PolicyArgs, cost
 from phyai.models.cosmos3.presets import builders
 from phyai.models.cosmos3.robots import DROID, DROID_CAMERAS
@@ -193,6 +195,38 @@ def test_a_decoded_video_comes_with_the_chunk(cache_dir: Path, sample: Observati
     assert video.shape == (9, 256, 288, 3)  # 256 x 303 of content, in whole latents
 
 
+# ---------------------------------------------------------------- sizes of generation
+
+
+def test_prompts_without_a_size_have_the_presets(cache_dir: Path) -> None:
+    args = builders.tiny_cosmos3(cache_dir)
+    processor: Any = Cosmos3Processor.from_checkpoint(args.pop("checkpoint_dir"), **args)
+    small = processor("a cup")
+    assert (small.video_shape, small.num_inference_steps) == ((3, 4, 6), 4)
+    assert processor("a cup", height=32, width=48, num_frames=5).video_shape == (2, 2, 3)
+    assert processor("a cup", resolution=256).video_shape == (3, 12, 20)  # what is asked for wins
+    assert processor("a cup", aspect_ratio="1:1").video_shape[1:] == (60, 60)
+    with pytest.raises(RequestError, match="got both"):
+        processor("a cup", height=32, width=48, resolution=256)
+    released = Cosmos3Processor.from_checkpoint(builders.tiny_cosmos3(cache_dir)["checkpoint_dir"])
+    assert released("a cup").video_shape == (48, 45, 80)
+
+
+def test_what_a_file_cannot_say_is_refused_before_it_is_made(cache_dir: Path) -> None:
+    args = builders.tiny_cosmos3(cache_dir)
+    processor: Any = Cosmos3Processor.from_checkpoint(args.pop("checkpoint_dir"), **args)
+    for options, match in (
+        ({"fps": 0.005}, r"fps must be in \[0.01, 1000\]; got 0.005"),
+        ({"sound": "maybe"}, "sound must be true, false or 'auto'; got 'maybe'"),
+        ({"num_frames": 1, "sound": True}, "left out of a still.*Ask for more frames"),
+    ):
+        with pytest.raises(RequestError, match=match):
+            processor("a cup", **options)
+    for bad in ({"height": 64}, {"num_frames": 0}, {"height": 64, "width": 5000}):
+        with pytest.raises(ConfigError):
+            Cosmos3Args(**bad)
+
+
 # ---------------------------------------------------------------- cost
 
 
@@ -206,6 +240,12 @@ def test_cost_of_the_released_sizes() -> None:
     assert model.published().figures
     world = cost(Cosmos3Args())
     assert [s.stage for s in world.stages(world.workload())] == ["text", "loop", "decode"]
+
+
+def test_the_presets_cost_is_that_of_its_small_video(cache_dir: Path) -> None:
+    model = cost(Cosmos3Args(**builders.tiny_cosmos3(cache_dir)))
+    request = model.request(model.workload())
+    assert (request.video_shape, request.num_inference_steps) == ((3, 4, 6), 4)
 
 
 def test_the_cost_models_request_runs(cache_dir: Path) -> None:

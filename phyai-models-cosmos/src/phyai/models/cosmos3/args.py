@@ -15,6 +15,7 @@ from phyai.models.cosmos3.config import Cosmos3Config
 from phyai.models.cosmos3.processing.canvas import TIERS
 from phyai.models.cosmos3.processing.checks import check_fps
 from phyai.models.cosmos3.processing.domains import domain_of
+from phyai.models.cosmos3.processing.generation import MAX_FRAMES, MAX_SIDE
 from phyai.models.cosmos3.robots import robot_settings
 from phyai.models.cosmos3.scheduler_files import SCHEDULES, check_shift
 
@@ -109,6 +110,7 @@ class Cosmos3Args(CheckpointArgs):
 
     load_sound: whether the sound decoder is loaded; None = where the checkpoint has one.
     system_prompt: whether prompts are put behind the system turn; None = as the checkpoint says.
+    num_frames, height, width: of prompts that name none; None = the mode's.
     vae_tile: side in pixels of the tiles a video is decoded in; 0 = whole frames, or a part per
         rank.  vae_tile_stride: distance of tiles; 0 = three quarters of one.
 
@@ -119,6 +121,9 @@ class Cosmos3Args(CheckpointArgs):
 
     load_sound: bool | None = None
     system_prompt: bool | None = None
+    num_frames: int | None = None
+    height: int | None = None
+    width: int | None = None
     vae_tile: int = 0
     vae_tile_stride: int = 0
 
@@ -129,6 +134,14 @@ class Cosmos3Args(CheckpointArgs):
                 raise ConfigError(
                     f"{name} must be true, false or null; got {getattr(self, name)!r}."
                 )
+        for name, most in (("num_frames", MAX_FRAMES), ("height", MAX_SIDE), ("width", MAX_SIDE)):
+            if getattr(self, name) is not None:
+                self.check_integer(name, 1, most)
+        if (self.height is None) != (self.width is None):
+            raise ConfigError(
+                f"height and width must be given together; got {self.height!r} and "
+                f"{self.width!r}. Give both."
+            )
         self.check_integer("vae_tile", 0, 8192)
         self.check_integer("vae_tile_stride", 0, 8192)
 

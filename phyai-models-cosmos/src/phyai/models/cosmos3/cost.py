@@ -84,9 +84,11 @@ class Cosmos3Cost:
         return Clip(chunk + 1, canvas.height, canvas.width, latent, chunk + args.history_length)
 
     def _video(self) -> Clip:
-        usual = DEFAULTS["t2v"]
-        height, width = usual.size
-        return Clip(usual.frames, height, width, latent_shape(usual.frames, height, width), 0)
+        usual, args = DEFAULTS["t2v"], self.args
+        frames = getattr(args, "num_frames", None) or usual.frames
+        height = getattr(args, "height", None) or usual.size[0]
+        width = getattr(args, "width", None) or usual.size[1]
+        return Clip(frames, height, width, latent_shape(frames, height, width), 0)
 
     @property
     def media(self) -> MediaTokens:

@@ -41,6 +41,7 @@ from phyai.models.cosmos3.processing.generation import (
     mode_of,
     named_size,
     sound_frames,
+    sound_samples,
 )
 from phyai.models.cosmos3.request import Cosmos3T2VRequest
 from phyai.models.cosmos3.sound.config import SoundConfig
@@ -81,7 +82,7 @@ class MediaRow:
         """Samples of the sound, as long as the video."""
         assert self.sound is not None
         assert self.fps is not None
-        return int(self.frames / self.fps * self.sound.sampling_rate)
+        return sound_samples(self.frames, self.fps, self.sound.sampling_rate)
 
 
 class Cosmos3Processor:
@@ -161,13 +162,13 @@ class Cosmos3Processor:
         What is None has the mode's default. Raises: RequestError.
         """
         temporal, side = self.vae.scale_factor_temporal, self.vae.scale_factor_spatial
-        frames = DEFAULTS["t2v"].frames if num_frames is None else num_frames
+        frames = self._default("num_frames", num_frames, DEFAULTS["t2v"].frames)
         frames = check_frames(frames, temporal)
         mode = mode_of(frames=frames, image=image is not None, video=video is not None)
         usual = DEFAULTS[mode]
         rate = None if frames == 1 else check_fps(usual.fps if fps is None else fps)
         sound, keep = self._with_sound(sound, frames), check_keep(condition_video_keep)
-        size = check_size(*_size(usual, height, width, resolution, aspect_ratio), side)
+        size = check_size(*self._size(usual, height, width, resolution, aspect_ratio), side)
         facts: dict[str, Any] = {
             "frames": frames,
             "fps": rate,
@@ -198,6 +199,13 @@ class Cosmos3Processor:
             sound_latent_fps=self.config.sound_latent_fps,
         )
         return request, MediaRow(text, frames, rate, self.sound if sound else None)
+
+    def _size(self, usual: Defaults, height: Any, width: Any, *named: Any) -> tuple[Any, Any]:
+        """Return height and width of the options, else the engine's, else the mode's."""
+        if any(value is not None for value in (height, width, *named)):
+            return _size(usual, height, width, *named)
+        own = self.args.height, self.args.width
+        return usual.size if own[0] is None else own
 
     def _default(self, name: str, given: Any, usual: Any) -> Any:
         """Return an option, else the engine's argument, else the mode's default."""
@@ -248,6 +256,10 @@ class Cosmos3Processor:
         """Return whether a request is made with sound."""
         if isinstance(sound, str) and sound == AUTO:
             return self.has_sound and frames > 1
+        if isinstance(sound, str):
+            raise RequestError(
+                f"sound must be true, false or {AUTO!r}; got {sound!r}. Send one of them."
+            )
         return check_flag("sound", sound)
 
     def _sound(self, frames: int, fps: float | None) -> int:
@@ -257,7 +269,9 @@ class Cosmos3Processor:
                 "sound head; got sound=True. Use a checkpoint with sound."
             )
         if fps is None:
-            raise RequestError("sound must be left out of a still; got sound=True.")
+            raise RequestError(
+                "sound must be left out of a still; got sound=True. Ask for more frames."
+            )
         rates = self.sound
         return sound_frames(frames, fps, sampling_rate=rates.sampling_rate, hop=rates.hop)
 
@@ -336,8 +350,6 @@ def _size(usual: Defaults, height: Any, width: Any, tier: Any, aspect: Any) -> t
                 "Send one of them."
             )
         return height, width
-    if tier is None and aspect is None:
-        return usual.size
     named = aspect_label(*usual.size) if aspect is None else aspect
     return named_size(720 if tier is None else tier, named)
 

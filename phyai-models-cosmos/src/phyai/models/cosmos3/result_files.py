@@ -35,7 +35,8 @@ class Cosmos3Files:
                 "a video of the policy needs the argument decode_video; got false. Add "
                 "--arg decode_video=true."
             )
-        kind = "image" if options.get("num_frames") == 1 else VIDEO
+        frames = options.get("num_frames", getattr(args, "num_frames", None))
+        kind = "image" if frames == 1 else VIDEO
         check_target(path, SUFFIXES[kind], force=True)
         if kind == VIDEO:
             check_encoder(sound=bool(options.get("sound")))

@@ -43,14 +43,14 @@ PROMPT = "A robot arm puts a red cube on a green one."
 JOINTS = (0.02, -0.61, 0.05, -2.35, 0.03, 1.76, 0.74)
 """Joint angles in rad of a Franka arm above a table, for the sample observation."""
 GRIPPER = 0.1
-SAMPLE_VIDEO = {"num_frames": 9, "fps": 24.0, "height": 64, "width": 96, "num_steps": 4}
-"""A short and small video: the released sizes take minutes without an accelerator."""
+SMALL_VIDEO = {"num_frames": 9, "height": 64, "width": 96, "num_steps": 4}
+"""What prompts become that name no size: the released sizes take minutes without an accelerator."""
 
 
 def tiny_cosmos3(cache_dir: Path, progress: Progress = None) -> dict[str, Any]:
     """Return the arguments of the tiny world model, built below ``cache_dir`` if needed."""
     folder = _built(cache_dir, "tiny-cosmos3", progress, sound=True)
-    return {"checkpoint_dir": folder, "weight_strict": True}
+    return {"checkpoint_dir": folder, "weight_strict": True, **SMALL_VIDEO}
 
 
 def tiny_cosmos3_policy(cache_dir: Path, progress: Progress = None) -> dict[str, Any]:
@@ -67,8 +67,8 @@ def sample_observation(args: Mapping[str, Any]) -> Observation:
 
 
 def sample_prompt(args: Mapping[str, Any]) -> Observation:
-    """Return a prompt for a short video with sound, small enough for a CPU."""
-    return Observation(prompt=PROMPT, options={**SAMPLE_VIDEO, "sound": "auto", "seed": SEED})
+    """Return a prompt for a video with sound."""
+    return Observation(prompt=PROMPT, options={"sound": "auto", "seed": SEED})
 
 
 def _built(cache_dir: Path, name: str, progress: Progress, *, sound: bool) -> str:

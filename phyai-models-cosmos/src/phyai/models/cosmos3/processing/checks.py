@@ -13,7 +13,7 @@ from phyai.adapter import is_integer
 from phyai.errors import RequestError
 from phyai.request_values import host_tensor
 
-MAX_FPS = 1000.0
+MIN_FPS, MAX_FPS = 0.01, 1000.0  # what a video file can say
 
 
 def check_integer(name: str, value: Any, least: int = 1, most: int = 100_000) -> int:
@@ -53,7 +53,10 @@ def check_flag(name: str, value: Any) -> bool:
 
 def check_fps(value: Any) -> float:
     """Return a frame rate in frames per second.  Raises: RequestError."""
-    return check_number("fps", value, 0.0, MAX_FPS)
+    rate = check_number("fps", value, 0.0, MAX_FPS)
+    if rate < MIN_FPS:
+        raise RequestError(f"fps must be in [{MIN_FPS:g}, {MAX_FPS:g}]; got {value}. Change it.")
+    return rate
 
 
 def array_of(name: str, value: Any) -> NDArray[Any]:

@@ -70,12 +70,15 @@ def mode_of(*, frames: int, image: bool, video: bool) -> GenerationMode:
 def check_frames(frames: Any, temporal: int = 4) -> int:
     """Return a number of frames that latents of ``temporal`` frames can hold: 1 + temporal * k.
 
-    Raises: RequestError naming the nearest.
+    Raises: RequestError naming its neighbours.
     """
     count = check_integer("num_frames", frames, 1, MAX_FRAMES)
     if (count - 1) % temporal:
-        near = round((count - 1) / temporal) * temporal + 1
-        raise RequestError(f"num_frames must be 1 + {temporal} * k; got {count}. Take {near}.")
+        below = (count - 1) // temporal * temporal + 1
+        raise RequestError(
+            f"num_frames must be 1 + {temporal} * k; got {count}. Take {below} or "
+            f"{below + temporal}."
+        )
     return count
 
 
@@ -131,5 +134,13 @@ def sound_frames(frames: int, fps: float, *, sampling_rate: int = 48_000, hop: i
     >>> sound_frames(189, 24.0)
     197
     """
-    samples = int(frames / check_fps(fps) * sampling_rate)
-    return max(1, math.ceil(samples / hop))
+    return max(1, math.ceil(sound_samples(frames, fps, sampling_rate) / hop))
+
+
+def sound_samples(frames: int, fps: float, sampling_rate: int) -> int:
+    """Return the whole samples of a sound that is as long as a clip.
+
+    >>> sound_samples(41, 5.0, 48_000)  # in floats 41 / 5 * 48000 is a little less
+    393600
+    """
+    return int(round(frames * sampling_rate / check_fps(fps), 6))
