@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from phyai.errors import PluginContractError
+from phyai.errors import PluginContractError, WeightUpdateError
 from phyai.kernels import CATALOGUE, KernelTable, parse_policy
 from phyai.layers import Linear, Placement, TableLinear
 from phyai.weights import load_pretrained, randomize, unpacked, update_tensors
@@ -214,7 +214,9 @@ def test_a_whole_update_gives_what_a_load_gives(dtype: str, tmp_path: Path) -> N
     updated, loaded = model(quantised({"dtype": dtype})), model(quantised({"dtype": dtype}))
     load_pretrained(updated, tmp_path / "old")
     load_pretrained(loaded, tmp_path / "new")
-    spoiled = {"q.weight": new["q.weight"] * float("nan")}
+    with pytest.raises(WeightUpdateError, match="must be finite"):
+        update_tensors(updated, {"q.weight": new["q.weight"] * float("nan")})
+    spoiled = {"q.weight": new["q.weight"] * 1e30}
     update_tensors(updated, spoiled)  # one bad update must not outlive the next good one
     order = ["k.weight", "up.weight", "q.weight", "gate.bias", "gate.weight", "v.weight", "up.bias"]
     update_tensors(updated, [(name, new[name]) for name in order])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,22 @@ def test_recorded_initial_states_and_served_actions(name: str) -> None:
     assert torch.equal(video[:, 1:], tensors["init_video"][:, 1:])
     served = joint_actions(tensors["final_action_model"].numpy(), history)
     assert np.array_equal(served, tensors["server_action"].numpy())
+
+
+def test_a_ready_canvas_of_another_aspect_is_told_once_per_size(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def told(height: int, width: int, size: tuple[int, int] | None = (54, 64)) -> str:
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "phyai"):
+            observed_image({"image": np.zeros((height, width, 3), np.uint8)}, size)
+        return caplog.text
+
+    assert "of 54 x 64 within 2 %; got 37 x 64, which is stretched. Send" in told(37, 64)
+    assert not told(37, 64)
+    assert "got 64 x 37" in told(64, 37)
+    assert not told(108, 128)
+    assert not told(36, 64, None)  # kept as large as it is
 
 
 # ---------------------------------------------------------------- images

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from phyai.errors import RequestError
 from phyai.models.cosmos3.processing.actions import fill_clip
+from phyai.models.cosmos3.processing.aspects import fits
 from phyai.models.cosmos3.processing.canvas import (
     TIERS,
     Canvas,
@@ -136,6 +137,14 @@ def test_labels_of_other_sizes_are_the_nearest() -> None:
     assert aspect_label(100, 100) == "1,1"
     assert aspect_label(64, 48) == "3,4"
     assert aspect_label(1000, 100) == "9,16"
+
+
+def test_aspect_ratios_fit_within_two_percent() -> None:
+    assert fits((540, 640), (540, 640))
+    assert fits((270, 320), (540, 640))
+    assert fits((545, 640), (540, 640))  # 0.9 %
+    assert not fits((560, 640), (540, 640))  # 3.6 %
+    assert not fits((540, 660), (540, 640))
 
 
 # ---------------------------------------------------------------- frames

@@ -102,6 +102,9 @@ def test_bad_options_are_refused(policy: Engine, options: dict[str, Any], rule: 
 @pytest.mark.parametrize(
     ("changes", "rule"),
     [
+        ({"robot": "droit"}, "robot must be one of .* Did you mean 'droid'. Pick one"),
+        ({"resolution": "500"}, "resolution must be one of .*; got '500'.* Pick one of them"),
+        ({"chunk_size": 0}, "chunk_size must be an integer in .* Give one"),
         ({"fps": 0.0}, "fps must be in"),
         ({"fps": "15"}, "fps must be a number"),
         ({"domain": "umii"}, "domain must be an id or one of"),

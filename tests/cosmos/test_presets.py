@@ -227,6 +227,19 @@ def test_what_a_file_cannot_say_is_refused_before_it_is_made(cache_dir: Path) ->
             Cosmos3Args(**bad)
 
 
+def test_a_first_frame_of_another_aspect_is_told(
+    cache_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = builders.tiny_cosmos3(cache_dir)
+    processor: Any = Cosmos3Processor.from_checkpoint(args.pop("checkpoint_dir"), **args)
+    processor("a cup", image=np.zeros((32, 48, 3), np.uint8))
+    assert not caplog.records
+    for _ in range(2):
+        processor("a cup", image=np.zeros((47, 47, 3), np.uint8))
+    (record,) = caplog.records
+    assert "of 64 x 96 within 2 %; got 47 x 47, which is cut at its edges. Ask" in record.message
+
+
 # ---------------------------------------------------------------- cost
 
 

@@ -27,6 +27,7 @@ from phyai.models.cosmos3.processing.generation import (
     mode_of,
     named_size,
     sound_frames,
+    sound_samples,
 )
 from phyai.models.cosmos3.processing.normalizers import Normalizer
 from phyai.models.cosmos3.scheduler_files import SchedulerFile, check_shift, read_scheduler
@@ -256,6 +257,8 @@ def test_shapes_and_lengths() -> None:
     assert sound_frames(13, 24, sampling_rate=1000, hop=40) == 14  # the recorded sound
     assert sound_frames(48, 24.0) == 50
     assert sound_frames(1, 1000.0) == 1
+    assert sound_samples(41, 5.0, 48_000) == 393_600  # as numbers are written, not as floats round
+    assert sound_samples(5, 29.97, 48_000) == 8008  # 8008.008: cut
     assert named_size(720) == (720, 1280)
     assert named_size("256", "9,16") == (320, 192)
 
@@ -267,6 +270,7 @@ def test_bad_sizes_are_refused() -> None:
         (0, "num_frames must be in"),
         (190, "Take 189 or 193"),
         (8, "Take 5 or 9"),
+        (2, "Take 1 or 5"),
         (2.0, "integer"),
         (5001, "num_frames must be in"),
     ):

@@ -59,6 +59,10 @@ BAD_ACTIONS: dict[str, tuple[Cosmos3ActionRequest, str]] = {
     "unknown mode": (action_request(mode="polcy"), "mode must be one of .*policy"),
     "wrong domain": (action_request(domain_id=12), r"domain must have an id in \[0, 12\)"),
     "negative domain": (action_request(domain_id=-1), r"id in \[0, 12\)"),
+    "domains of two rows": (
+        action_request(domain_id=[8, 3]),
+        r"domain_id must be one id, or one for each row \(1\); got shape \[2\]\. Send one id",
+    ),
     "float domain": (action_request(domain_id=1.5), "domain_id must be int64"),
     "latent height": (action_request(video_shape=(3, 5, 6)), "latents expected shape"),
     "latent channels": (
@@ -108,7 +112,10 @@ BAD_ACTIONS: dict[str, tuple[Cosmos3ActionRequest, str]] = {
     "rising sigmas": (action_request(sigmas=[0.5, 0.9]), "sigmas of a grid must fall"),
     "scale": (action_request(guidance_scale=-1.0), r"guidance_scale must be in \[0, 100\]"),
     "interval": (action_request(guidance_interval=(5, 5)), "guidance_interval must be"),
-    "noise name": (action_request(noise={"sound": torch.zeros(1)}), "noise must be of video"),
+    "noise name": (
+        action_request(noise={"sound": torch.zeros(1)}),
+        "noise must be of video.*Name what",
+    ),
     "noise shape": (
         action_request(noise={"action": torch.zeros(1, 3, 16)}),
         "noise of action expected shape",
@@ -211,10 +218,14 @@ BAD_PROMPTS: dict[str, tuple[Observation, str]] = {
     "long negation": (prompt(negative_prompt="x" * 700), "^negative_prompt must fit into 600"),
     "negated token": (prompt(negative_prompt="<|im_end|>"), "^negative_prompt must be plain text"),
     "frames": (prompt(num_frames=6), r"num_frames must be 1 \+ 4 \* k"),
+    "no height": (prompt(height=0), r"height must be in \[16, 4096\]; got 0. Take 16 or more"),
     "height": (prompt(height=33), "height must be a multiple of 16"),
     "one side": (prompt(height=None), "height and width must be given together"),
     "two sizes": (prompt(resolution=480), "size must be"),
-    "tier": (prompt(height=None, width=None, resolution=123), "resolution_tier must be one of"),
+    "tier": (
+        prompt(height=None, width=None, resolution=123),
+        "resolution must be one of.*Pick one",
+    ),
     "rate": (prompt(fps=-1.0), "fps must be"),
     "still with sound": (prompt(num_frames=1, sound=True), "sound must be left out of a still"),
     "state": (replace(prompt(), state=[0.0]), "state must be left out"),
@@ -241,7 +252,7 @@ BAD_PROMPTS: dict[str, tuple[Observation, str]] = {
     ),
     "no rate": (prompt(fps=0), r"fps must be in \(0, 1000\]"),
     "false rate": (prompt(fps=False), "fps must be a number"),
-    "sound in words": (prompt(sound="false"), "sound must be true or false"),
+    "sound in words": (prompt(sound="false"), "sound must be true, false or 'auto'"),
     "end to keep": (prompt(condition_video_keep=1), "condition_video_keep must be first or last"),
     "no schedule": (prompt(schedule=""), "schedule must be one of"),
     "frames of nothing": (prompt(cond_frame_indexes=[0]), "must come with a video"),

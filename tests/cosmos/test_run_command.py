@@ -89,6 +89,8 @@ def _slow(*values: object) -> object:
     [
         (("--out", "video.gif"), "must end in .mp4"),
         (("--option", "num_frames=1", "--out", "v.mp4"), "end in .png"),
+        (("--option", "fps=0.005", "--out", "v.mp4"), "fps must be in [0.01, 1000]; got 0.005"),
+        (("--option", "fps=2000", "--out", "v.mp4"), "fps must be in (0, 1000]; got 2000"),
         (("--option", "frames"), "--option must look like name=value"),
         (("--option", "fps=1", "--option", "fps=2"), "an option once"),
         _slow(("--option", "length=3"), "option must be one this adapter knows; got 'length'"),
@@ -109,7 +111,9 @@ def test_bad_options_are_told(
         SMALL if "num_frames=1" not in arguments and "num_frames=6" not in arguments else SMALL[:3]
     )
     assert main([*chosen, *arguments]) == 2
-    assert match in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert match in err
+    assert "--out" not in arguments or "loading weights" not in err
     assert not list(tmp_path.iterdir())
 
 

@@ -82,7 +82,8 @@ class CheckpointArgs(AdapterArgs):
         self.flow_shift = check_shift(self.flow_shift)
         if self.use_karras_sigmas not in (True, False, None):
             raise ConfigError(
-                f"use_karras_sigmas must be true, false or null; got {self.use_karras_sigmas!r}."
+                f"use_karras_sigmas must be true, false or null; got {self.use_karras_sigmas!r}. "
+                "Give one of them."
             )
         self.check_choice("schedule", SCHEDULES, optional=True)
         for name in ("precision", "vae_precision"):
@@ -92,7 +93,9 @@ class CheckpointArgs(AdapterArgs):
         """Raise ConfigError unless a field is an integer in [least, most]."""
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise ConfigError(f"{name} must be an integer in [{least}, {most}]; got {value!r}.")
+            raise ConfigError(
+                f"{name} must be an integer in [{least}, {most}]; got {value!r}. Give one of these."
+            )
 
     def check_choice(self, name: str, choices: Any, *, optional: bool = False) -> None:
         """Raise ConfigError unless a field is one of a few words."""
@@ -100,7 +103,7 @@ class CheckpointArgs(AdapterArgs):
         if value not in choices and not (optional and value is None):
             raise ConfigError(
                 f"{name} must be one of {', '.join(choices)}; got {value!r}."
-                f"{did_you_mean(str(value), choices)}"
+                f"{did_you_mean(str(value), choices)} Pick one of them."
             )
 
 
@@ -132,7 +135,8 @@ class Cosmos3Args(CheckpointArgs):
         for name in ("load_sound", "system_prompt"):
             if getattr(self, name) not in (True, False, None):
                 raise ConfigError(
-                    f"{name} must be true, false or null; got {getattr(self, name)!r}."
+                    f"{name} must be true, false or null; got {getattr(self, name)!r}. "
+                    "Give one of them."
                 )
         for name, most in (("num_frames", MAX_FRAMES), ("height", MAX_SIDE), ("width", MAX_SIDE)):
             if getattr(self, name) is not None:
@@ -198,7 +202,9 @@ class Cosmos3PolicyArgs(CheckpointArgs):
             self.robot_shift = check_shift(self.robot_shift)
         for name in ("resize_image", "decode_video", "load_sound"):
             if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} must be true or false; got {getattr(self, name)!r}.")
+                raise ConfigError(
+                    f"{name} must be true or false; got {getattr(self, name)!r}. Give one of them."
+                )
 
 
 def configured(check: Callable[[Any], Any], value: Any) -> Any:

@@ -214,5 +214,5 @@ class Cosmos3Cost:
         if not 1 <= workload.tokens <= self.args.max_text_tokens:
             raise ConfigError(
                 f"workload tokens of this checkpoint must be in [1, {self.args.max_text_tokens}]; "
-                f"got {workload.tokens}."
+                f"got {workload.tokens}. Choose another number."
             )

@@ -22,6 +22,7 @@ from phyai.models.cosmos3.checkpoint_files import (
 )
 from phyai.models.cosmos3.config import Cosmos3Config
 from phyai.models.cosmos3.downloads import FILES
+from phyai.models.cosmos3.processing.aspects import tell_aspect
 from phyai.models.cosmos3.processing.canvas import aspect_label
 from phyai.models.cosmos3.processing.checks import check_flag, check_fps
 from phyai.models.cosmos3.processing.conditions import (
@@ -58,6 +59,7 @@ from phyai.types import Media
 
 IMAGE, VIDEO = "image", "video"
 AUTO = "auto"
+CUT = "cut at its edges. Ask for height and width of the picture's aspect ratio"
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +232,9 @@ class Cosmos3Processor:
                     f"cond_frame_indexes must be [0] with an image; got {wanted!r}. Leave it out, "
                     "or send a video."
                 )
-            frame = cover(frame_of(IMAGE, image), size)
-            return (0,), to_signed(frame[None])[None]
+            frame = frame_of(IMAGE, image)
+            tell_aspect(f"image {IMAGE!r}", frame.shape[:2], size, CUT)
+            return (0,), to_signed(cover(frame, size)[None])[None]
         if video is None:
             if wanted is not None and not (isinstance(wanted, Sized) and len(wanted) == 0):
                 raise RequestError(

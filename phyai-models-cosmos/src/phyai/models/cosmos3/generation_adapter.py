@@ -111,7 +111,7 @@ class Cosmos3Adapter(Cosmos3Base):
         except TypeError as error:
             raise TypeError(
                 f"plugin {self.name!r} takes an Observation, a list of them or Cosmos3T2VRequest; "
-                f"got {type(request).__name__}."
+                f"got {type(request).__name__}. Send one of them."
             ) from error
         if self.vae is None:
             raise RequestError(
@@ -146,7 +146,7 @@ class Cosmos3Adapter(Cosmos3Base):
         if request.sound_frames and self.sound_decoder is None and self.vae is not None:
             raise RequestError(
                 f"sound_frames must be left out: the checkpoint has no {SOUND_FOLDER}, or "
-                f"load_sound is off; got {request.sound_frames}."
+                f"load_sound is off; got {request.sound_frames}. Leave it out."
             )
         rows = generation_rows(request, self.network_config, self.args, self.vae_scale)
         return rows, sampling_of(request, self.args, self.scheduler)

@@ -109,7 +109,7 @@ def sound_frames_of(request: Any, config: Cosmos3Config) -> int:
     if not config.sound_gen:
         raise RequestError(
             f"sound_frames must be left out with a checkpoint without sound heads; got "
-            f"{request.sound_frames}."
+            f"{request.sound_frames}. Leave it out."
         )
     for name in ("sound_dim", "sound_latent_fps"):
         asked, own = getattr(request, name, None), getattr(config, name)

@@ -99,7 +99,7 @@ class Cosmos3PolicyAdapter(Cosmos3Base):
         except TypeError as error:
             raise TypeError(
                 f"plugin {self.name!r} takes an Observation, a list of them or "
-                f"Cosmos3ActionRequest; got {type(request).__name__}."
+                f"Cosmos3ActionRequest; got {type(request).__name__}. Send one of them."
             ) from error
         made = [self._observed(row) for row in seen]
         sampling = self.common([sampling for _, sampling, _ in made])
@@ -115,7 +115,7 @@ class Cosmos3PolicyAdapter(Cosmos3Base):
         if request.sound_frames and not self.sound:
             raise RequestError(
                 f"sound_frames must be left out where load_sound is off; got "
-                f"{request.sound_frames!r}."
+                f"{request.sound_frames!r}. Leave it out, or set load_sound."
             )
         rows = policy_rows(request, self.network_config, self.args, self.vae_scale)
         return rows, sampling_of(request, self.args, self.scheduler)

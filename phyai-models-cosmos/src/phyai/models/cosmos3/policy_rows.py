@@ -104,5 +104,10 @@ def _domains(value: Any, rows: int, count: int, raw: int) -> list[int]:
     """Return the domain id of every row, from one id or one per row."""
     ids = host_tensor("domain_id", value)
     ids = ids.expand(rows) if ids.ndim == 0 else ids
+    if tuple(ids.shape) != (rows,):
+        raise RequestError(
+            f"domain_id must be one id, or one for each row ({rows}); got shape "
+            f"{list(ids.shape)}. Send one id for all rows."
+        )
     found = checked("domain_id", ids, (rows,), torch.int64).tolist()
     return [domain_of(int(one), count, raw).id for one in found]

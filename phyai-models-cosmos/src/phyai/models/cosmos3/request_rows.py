@@ -93,10 +93,10 @@ def scales_of(value: Any, rows: int) -> list[float]:
     given = host_tensor("guidance_scale", value)
     given = given.expand(rows) if given.ndim == 0 else given
     if given.dtype == torch.bool or given.is_complex():
-        raise RequestError(f"guidance_scale must be numbers; got {given.dtype}.")
+        raise RequestError(f"guidance_scale must be numbers; got {given.dtype}. Send floats.")
     found = checked("guidance_scale", given.float(), (rows,)).tolist()
     if any(not 0.0 <= scale <= 100.0 for scale in found):
-        raise RequestError(f"guidance_scale must be in [0, 100]; got {found}. Change it.")
+        raise RequestError(f"guidance_scale must be in [0, 100]; got {found}. Send 1 to 10.")
     return [float(scale) for scale in found]
 
 
@@ -130,7 +130,9 @@ def latent_indexes(indexes: Any, frames: int, name: str = "cond_frame_indexes") 
     try:
         found = list(indexes)
     except TypeError:
-        raise RequestError(f"{name} must be a sequence of integers; got {indexes!r}.") from None
+        raise RequestError(
+            f"{name} must be a sequence of integers; got {indexes!r}. Send a list."
+        ) from None
     if not all(is_integer(i) and 0 <= i < frames for i in found):
         raise RequestError(
             f"{name} must be integers in [0, {frames}); got {found}. Name what the request has."
@@ -227,7 +229,7 @@ def noise_of(
         if name not in shapes:
             raise RequestError(
                 f"noise must be of {', '.join(shapes)}; got {name!r}."
-                f"{did_you_mean(str(name), shapes)}"
+                f"{did_you_mean(str(name), shapes)} Name what the request makes."
             )
     own = isinstance(request.noise, RowNoise)
     whole = {}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from phyai.errors import ConfigError
+from phyai.models.cosmos3.args import configured
 from phyai.models.cosmos3.media import (
     SUFFIXES,
     check_encoder,
@@ -16,6 +17,7 @@ from phyai.models.cosmos3.media import (
     read_clip,
     write_results,
 )
+from phyai.models.cosmos3.processing.checks import check_fps
 from phyai.types import ActionChunk, Media, Observation
 
 VIDEO = "video"
@@ -39,6 +41,8 @@ class Cosmos3Files:
         kind = "image" if frames == 1 else VIDEO
         check_target(path, SUFFIXES[kind], force=True)
         if kind == VIDEO:
+            if options.get("fps") is not None:
+                configured(check_fps, options["fps"])
             check_encoder(sound=bool(options.get("sound")))
 
     def write(self, path: Path, result: Any) -> None:

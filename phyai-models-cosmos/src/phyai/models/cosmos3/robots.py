@@ -92,6 +92,6 @@ def robot_settings(name: str) -> RobotSettings:
     if name not in ROBOTS:
         raise ConfigError(
             f"robot must be one of {', '.join(sorted(ROBOTS))}; got {name!r}."
-            + did_you_mean(str(name), ROBOTS)
+            f"{did_you_mean(str(name), ROBOTS)} Pick one of them."
         )
     return ROBOTS[name]

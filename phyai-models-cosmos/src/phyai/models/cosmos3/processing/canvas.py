@@ -68,17 +68,17 @@ class Canvas:
         return max(self.content_height // scale, 1), max(self.content_width // scale, 1)
 
 
-def tier_sizes(tier: Any) -> tuple[Size, ...]:
-    """Return the sizes of a tier given as 480 or "480".
+def tier_sizes(tier: Any, name: str = "resolution_tier") -> tuple[Size, ...]:
+    """Return the sizes of a tier given as 480 or "480".  name: what the caller gave it as.
 
     Raises: RequestError listing the tiers.
     """
-    name = str(int(tier)) if is_integer(tier) else tier
-    if not isinstance(name, str) or name not in TIERS:
+    label = str(int(tier)) if is_integer(tier) else tier
+    if not isinstance(label, str) or label not in TIERS:
         raise RequestError(
-            f"resolution_tier must be one of {', '.join(TIERS)}; got {tier!r}. Pick one of them."
+            f"{name} must be one of {', '.join(TIERS)}; got {tier!r}. Pick one of them."
         )
-    return TIERS[name]
+    return TIERS[label]
 
 
 def aspect_label(height: int, width: int) -> str:

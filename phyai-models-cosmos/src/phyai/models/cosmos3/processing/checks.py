@@ -25,7 +25,8 @@ def check_integer(name: str, value: Any, least: int = 1, most: int = 100_000) ->
     if not is_integer(value):
         raise RequestError(f"{name} must be an integer; got {value!r}. Send a whole number.")
     if not least <= value <= most:
-        raise RequestError(f"{name} must be in [{least}, {most}]; got {value}. Change it.")
+        near = f"{least} or more" if value < least else f"{most} or less"
+        raise RequestError(f"{name} must be in [{least}, {most}]; got {value}. Take {near}.")
     return int(value)
 
 
@@ -40,7 +41,8 @@ def check_number(name: str, value: Any, above: float, most: float) -> float:
     except OverflowError:  # an integer of hundreds of digits
         number = math.inf
     if not above < number <= most:  # also NaN
-        raise RequestError(f"{name} must be in ({above:g}, {most:g}]; got {value}. Change it.")
+        near = f"{most:g} or less" if number > most else f"more than {above:g}"
+        raise RequestError(f"{name} must be in ({above:g}, {most:g}]; got {value}. Take {near}.")
     return number
 
 
@@ -55,7 +57,9 @@ def check_fps(value: Any) -> float:
     """Return a frame rate in frames per second.  Raises: RequestError."""
     rate = check_number("fps", value, 0.0, MAX_FPS)
     if rate < MIN_FPS:
-        raise RequestError(f"fps must be in [{MIN_FPS:g}, {MAX_FPS:g}]; got {value}. Change it.")
+        raise RequestError(
+            f"fps must be in [{MIN_FPS:g}, {MAX_FPS:g}]; got {value}. Take {MIN_FPS:g} or more."
+        )
     return rate
 
 

@@ -82,7 +82,8 @@ def domain_of(value: Any, num_domains: int, raw_dim: Any = None) -> Domain:
         )
     if not is_integer(width) or width < 1:
         raise RequestError(
-            f"raw_action_dim must be an integer of at least 1; got {width!r}. Change it."
+            f"raw_action_dim must be an integer of at least 1; got {width!r}. "
+            "Send the channels of an action."
         )
     return Domain(found.name, found.id, int(width))
 

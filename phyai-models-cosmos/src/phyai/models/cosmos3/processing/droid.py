@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from phyai.errors import RequestError, did_you_mean
+from phyai.models.cosmos3.processing.aspects import tell_aspect
 from phyai.models.cosmos3.processing.canvas import Size
 from phyai.models.cosmos3.processing.checks import array_of, check_integer, float_rows
 from phyai.models.cosmos3.processing.frames import Pixels, frame_of
@@ -30,6 +31,7 @@ ROW_NAMES = (*(f"joint_{i}" for i in range(NUM_JOINTS)), "gripper")
 ROW_DIM = len(ROW_NAMES)
 IMAGE_SIZE: Size = (540, 640)
 """Height and width of the composed image of the released policy."""
+STRETCHED = "stretched. Send the three cameras, or compose them as the policy was trained on"
 
 
 # ---------------------------------------------------------------- images
@@ -50,6 +52,8 @@ def observed_image(images: Any, size: Size | None = IMAGE_SIZE) -> Pixels:
     named = {_plain(name): value for name, value in images.items()}
     if IMAGE in named:
         whole = frame_of(f"image {IMAGE!r}", named[IMAGE])
+        if size is not None:
+            tell_aspect(f"image {IMAGE!r}", whole.shape[:2], size, STRETCHED)
     else:
         absent = [name for name in CAMERAS if name not in named]
         if absent:

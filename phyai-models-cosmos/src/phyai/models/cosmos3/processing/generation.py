@@ -107,7 +107,7 @@ def named_size(tier: Any, aspect: Any = "16,9") -> Size:
     >>> named_size(720), named_size("480", "1:1")
     ((720, 1280), (640, 640))
     """
-    sizes = tier_sizes(tier)
+    sizes = tier_sizes(tier, "resolution")
     label = aspect.replace(":", ",") if isinstance(aspect, str) else aspect
     if label not in LABELS:
         raise RequestError(

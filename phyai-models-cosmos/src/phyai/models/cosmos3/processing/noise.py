@@ -26,6 +26,8 @@ def modality_noise(shape: Sequence[int], seed: Any) -> Tensor:
     True
     """
     if seed is not None and (not is_integer(seed) or not 0 <= seed < _SEEDS):
-        raise RequestError(f"seed must be an integer in [0, 2^32); got {seed!r}. Change it.")
+        raise RequestError(
+            f"seed must be an integer in [0, 2^32); got {seed!r}. Send such a number."
+        )
     generator = np.random.RandomState(None if seed is None else int(seed))
     return torch.from_numpy(generator.standard_normal(tuple(shape)).astype(np.float32))
