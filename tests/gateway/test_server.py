@@ -332,9 +332,11 @@ def test_requests_share_a_batch_and_none_waits_past_its_deadline(
 
             GATE.shut()
             # With time to spare: the first's time at the gate is what a batch is expected to take.
-            asking = [asyncio.create_task(ask(seed, timeout_s=600.0)) for seed in range(5)]
-            await GATE.reached()  # the first: nothing is known of times yet, so it went at once
-            while host.dispatcher.running < 5:
+            asking = [asyncio.create_task(ask(0, timeout_s=600.0))]
+            await GATE.reached()  # nothing is known of times yet, so it went at once
+            asking += [asyncio.create_task(ask(seed, timeout_s=600.0)) for seed in range(1, 5)]
+            queue = host.engine._back._loop
+            while queue._ready_rows() < 4:  # what is prepared when the model is free goes at once
                 await asyncio.sleep(0.001)
             GATE.open()
             found = await asyncio.gather(*asking)
