@@ -50,6 +50,7 @@ def test_update_of_a_subset(loaded: Model, form: str) -> None:
         ("layers.0.k_proj.weight", torch.ones(2, 4, dtype=torch.int8), "castable"),
         ("layers.0.k_proj.weight", [[1.0] * 4] * 2, "must be a tensor"),
         ("layers.0.k_proj.weight", torch.ones(2, 4, device="meta"), "meta"),
+        ("layers.0.k_proj.weight", torch.ones(2, 4).to_sparse(), "must be a dense tensor"),
         ("layers.0.k_proj.weight", torch.tensor([[math.nan, 1, 1, 1]] * 2), "must be finite"),
         ("layers.0.k_proj.weight", torch.tensor([[1, 1, 1, -math.inf]] * 2), "must be finite"),
     ],

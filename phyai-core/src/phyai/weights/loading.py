@@ -211,6 +211,11 @@ def check_given(name: str, tensor: object) -> Tensor:
             f"update of {name!r} must be a tensor with data; got {type(tensor).__name__}"
             f"{' on the meta device' if isinstance(tensor, Tensor) else ''}. Send the values."
         )
+    if tensor.layout != torch.strided:
+        raise WeightUpdateError(
+            f"update of {name!r} must be a dense tensor; got {tensor.layout}. "
+            "Call to_dense() first."
+        )
     return tensor
 
 
