@@ -7,14 +7,13 @@ under its own name.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from phyai.golden import Comparison
-from phyai.testing.golden import GoldenRunner, golden_runner
+from phyai.testing.golden import GoldenRunner
 from tests.golden_cases import GoldenCase
+from tests.golden_results import check_results, runners
 
 GOLDEN_SETS = ("minicpm",)
 NOT_BUILT: dict[str, str] = {}
@@ -52,16 +51,8 @@ KINDS = frozenset({*INPUTS, *RECORDS})
 
 @pytest.fixture(scope="module")
 def runner_of() -> Iterator[Callable[[str], GoldenRunner]]:
-    """Return what opens a plugin's runner, one for all cases of a process."""
-    with ExitStack() as stack:
-        made: dict[str, GoldenRunner] = {}
-
-        def open_one(plugin: str) -> GoldenRunner:
-            if plugin not in made:
-                made[plugin] = stack.enter_context(golden_runner(plugin))
-            return made[plugin]
-
-        yield open_one
+    with runners() as made:
+        yield made
 
 
 def test_golden(golden_case: GoldenCase | None, runner_of: Callable[[str], GoldenRunner]) -> None:
@@ -69,13 +60,7 @@ def test_golden(golden_case: GoldenCase | None, runner_of: Callable[[str], Golde
     assert golden_case.kind in KINDS, f"unknown kind: {golden_case.problem}"
     root = golden_case.set_root or golden_case.path.parent
     results = runner_of(plugin_of(golden_case)).run(golden_case.path, root)
-    everything = [c for result in results for c in result.comparisons]
-    for result in results:
-        assert result.comparisons, f"{result.label}: nothing was compared"
-    names = [name for name in outputs(golden_case) if not compared(name, everything)]
-    assert not names, f"not compared: {names}"
-    if not all(result.ok for result in results):
-        pytest.fail("\n".join(_table(r.label, r.comparisons) for r in results), pytrace=False)
+    check_results(results, outputs(golden_case))
 
 
 def test_every_golden_case_is_consumed(unconsumed_golden_cases: list[str]) -> None:
@@ -99,17 +84,3 @@ def outputs(case: GoldenCase) -> list[str]:
             inner = [f".{name}" for name in value] if isinstance(value, dict) else [""]
             found += [f"{where}.{record.get('index', number)}.{key}{name}" for name in inner]
     return found
-
-
-def compared(name: str, comparisons: Sequence[Comparison]) -> bool:
-    """Return whether a comparison is named after the tensor: ``actions``, ``actions [bf16]``."""
-    return any(c.name == name or c.name.startswith(f"{name} ") for c in comparisons)
-
-
-def _table(label: str, comparisons: Sequence[Comparison]) -> str:
-    width = max(len(c.name) for c in comparisons)
-    lines = [label, f"{'tensor':<{width}}  {'error':>10}  {'allowed':>10}"]
-    for c in comparisons:
-        mark = "" if c.ok else "  <- too far"
-        lines.append(f"{c.name:<{width}}  {c.error:>10.3g}  {c.tolerance:>10.3g}{mark}")
-    return "\n".join(lines)
